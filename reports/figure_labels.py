@@ -24,9 +24,10 @@ class Label:
     y: float
     text: str
     colour: str
+    bold: bool = False
 
 
-def label_beside(axes: Axes, labels: Sequence[Label], width: int) -> None:
+def label_beside(axes: Axes, labels: Sequence[Label], width: int, size: float = SIZE) -> None:
     """Write the labels to the right of the axes, at most `width` characters a line, none over another.
 
     Call it when the limits of the axes are final."""
@@ -34,14 +35,16 @@ def label_beside(axes: Axes, labels: Sequence[Label], width: int) -> None:
     shared, at = _merged(labels, places)
     lines = [textwrap.wrap(label.text, width, break_long_words=True, max_lines=4, placeholder=" …") for label in shared]
     height = axes.get_position().height * axes.figure.get_size_inches()[1] * 72  # type: ignore[union-attr]
-    sizes = [LINE * len(of) / height for of in lines]
+    sizes = [LINE * size / SIZE * len(of) / height for of in lines]
     heights = spread([y for _, y in at], sizes)
     for label, text, y in zip(shared, lines, heights, strict=True):
         axes.annotate(
             "\n".join(text), xy=(label.x, label.y), xycoords="data", xytext=(1.03, y), textcoords="axes fraction",
-            va="center", ha="left", fontsize=SIZE, linespacing=1.05, annotation_clip=False, zorder=1,
+            va="center", ha="left", fontsize=size, fontweight="bold" if label.bold else "normal", linespacing=1.05,
+            annotation_clip=False, zorder=1,
             arrowprops={
                 "arrowstyle": "-", "linewidth": 0.7, "color": label.colour, "alpha": 0.6, "shrinkA": 1, "shrinkB": 4,
+                "relpos": (0.0, 0.5),
             },
         )  # fmt: skip
 
@@ -63,7 +66,8 @@ def _merged(
             kept.append(label)
             at.append((x, y))
         elif label.text not in kept[same].text.split(", "):
-            kept[same] = replace(kept[same], text=f"{kept[same].text}, {label.text}")
+            bold = kept[same].bold or label.bold
+            kept[same] = replace(kept[same], text=f"{kept[same].text}, {label.text}", bold=bold)
     return kept, at
 
 

@@ -395,14 +395,17 @@ def picture(rows: Sequence[MethodRow], file: Path, mine: str | None = None) -> P
     from matplotlib.figure import Figure
     from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    from fedaudit.reports.figures import INK, MARKERS, SERIES, style
+    from fedaudit.reports.figure_labels import Label, label_beside
+    from fedaudit.reports.figures import MARKERS, SERIES, style
 
     partitions = list(dict.fromkeys(row.partition for row in rows))
     families = list(dict.fromkeys(row.family for row in rows))
     with style():
-        figure = Figure(figsize=(9, 7.5 * len(partitions)), layout="constrained")
+        figure = Figure(figsize=(10, 7.5 * len(partitions)))
         axes = figure.subplots(len(partitions), 1, squeeze=False)[:, 0]
+        figure.subplots_adjust(left=0.07, right=0.66, top=0.97, bottom=0.05, hspace=0.14)
         for ax, partition in zip(axes, partitions, strict=True):
+            labels = []
             for number, family in enumerate(families):
                 of = [
                     row
@@ -413,12 +416,9 @@ def picture(rows: Sequence[MethodRow], file: Path, mine: str | None = None) -> P
                 y = [max(100 * (1 - (row.utility or 0.0)), LEAST) for row in of]
                 colour, marker = SERIES[number % len(SERIES)], MARKERS[number % len(MARKERS)]
                 ax.scatter(x, y, s=22, color=colour, marker=marker, label=family, zorder=3)
-                for row, a, b in zip(of, x, y, strict=True):
-                    bold = row.method == mine
-                    ax.annotate(
-                        row.method, (a, b), xytext=(3, 2), textcoords="offset points",
-                        fontsize=10 if bold else 5.5, fontweight="bold" if bold else "normal", color=INK,
-                    )  # fmt: skip
+                labels += [
+                    Label(a, b, row.method, colour, bold=row.method == mine) for row, a, b in zip(of, x, y, strict=True)
+                ]
             ax.set(xscale="log", yscale="log", title=PARTITIONS.get(partition, partition))
             ax.invert_yaxis()
             for axis, places, text in (
@@ -430,7 +430,8 @@ def picture(rows: Sequence[MethodRow], file: Path, mine: str | None = None) -> P
                 axis.set_major_formatter(FuncFormatter(text))
             ax.set_xlabel("best membership AUC of the server (0.5: guessing)")
             ax.set_ylabel("accuracy on the common test set, %")
-        axes[0].legend(loc="lower right", fontsize=7)
+            label_beside(ax, labels, width=48, size=7.5)
+        axes[0].legend(loc="lower left", bbox_to_anchor=(0.12, 0.07), fontsize=7)
         file.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(file, dpi=110, metadata={"Software": None})
     return file

@@ -19,23 +19,29 @@ from fedaudit.runtime.runner import run
 from fedaudit.wire.transcript import Transcript
 
 CORE = {"fedavg", "dffke", "fedaf", "fedzge", "dfrd", "fedfree", "outside:Exchange"}  # each way of exchanging once
+QUICK = {"fedavg", "dfrd", "fedfree", "outside:Exchange"}  # of those, in the quick suite
+BILLED = {
+    *QUICK,
+    "fedaf",
+    "fedmd",
+    "fednova",
+    "heterofl",
+    "scaffold",
+    "fke",
+    "fedavg+dense",
+}  # every run compares its bytes
 
 ON_RAY = {"fedavg", "outside:Exchange"}  # in the quick suite
 
 
-def named(core=False):
-    """Every registered method. Of the compositions (`host+method`), all but the first run with the slow tests; with
-    `core`, so do all but one method of each way of exchanging."""
-    names = registry.names("methods")
-    slow = {name for name in names if "+" in name} - {min(name for name in names if "+" in name)}
-    if core:
-        slow = set(names) - CORE
-    return [
-        pytest.param(name, marks=[pytest.mark.slow] if name in slow else []) for name in [*names, "outside:Exchange"]
-    ]
+def named(quick, long):
+    """Every registered method: those that run with the quick tests, with the long ones, and the rest with the slow."""
+    names = [*registry.names("methods"), "outside:Exchange"]
+    marks = {name: pytest.mark.long if name in long else pytest.mark.slow for name in names if name not in quick}
+    return [pytest.param(name, marks=marks.get(name, ())) for name in names]
 
 
-core = pytest.mark.parametrize("method", named(core=True), indirect=True)
+core = pytest.mark.parametrize("method", named(QUICK, CORE), indirect=True)
 
 
 def narrow(method):
@@ -63,7 +69,7 @@ def rows(folder):
     return [{k: v for k, v in row.items() if k != "at"} for row in Transcript(folder / "transcript").rows()]
 
 
-@pytest.fixture(params=named())
+@pytest.fixture(params=named(BILLED, {name for name in registry.names("methods") if "+" not in name}))
 def method(request):
     return request.param
 
@@ -165,7 +171,7 @@ def test_traffic_is_declared_and_right(some):
     )
 
 
-@core  # the others with the slow tests, and by `fedaudit check-method`, whose verdicts are kept with their source
+@core  # the others with long and slow tests, and by `fedaudit check-method`, whose verdicts are kept with their source
 def test_declarations_hold(method, tried):
     """Privacy rule 8: other records after training change nothing that was declared public or via="model". Every such
     field must have been compared."""

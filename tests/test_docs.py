@@ -164,6 +164,7 @@ REVIEW = ROOT / "docs" / "guide" / "review.md"
 TAGGED = re.compile(r"^<!-- run(, exit code 1)? -->\n```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.long
 def test_every_block_of_the_reviewers_page_runs(fedaudit, tmp_path, monkeypatch):
     """In order, in an empty folder; what it says of the forgery is what comes out."""
     pytest.importorskip("cryptography")

@@ -98,8 +98,8 @@ def test_the_harness_knows_no_method_attack_or_report_by_name():
             continue
         text = path.read_text()
         assert not re.search(r"(from|import) fedaudit\.(methods|attacks|reports)", text), path
-        for name in names:
-            assert not re.search(rf"[\"']{name}[\"']", text), f"{path} names {name}"
+        told = re.search(rf"[\"']({'|'.join(sorted(names))})[\"']", text)
+        assert not told, f"{path} names {told[1]}"
 
 
 def test_nothing_pickles():

@@ -108,6 +108,7 @@ def test_doubled(federated_run):
     )
 
 
+@pytest.mark.long
 def test_claims_are_tested_and_a_lie_is_refuted(suite):
     """DP-SGD as it is, and with half of its noise in one of two runs: the ledger says the same of both."""
     result = suite(
@@ -231,6 +232,7 @@ def test_without_pytest_benchmark_the_error_names_the_extra(suite):
     result.stdout.fnmatch_lines(['federated_benchmark needs pytest-benchmark*pip install "pytest-benchmark*'])
 
 
+@pytest.mark.long
 def test_rounds_are_samples_and_the_json_is_pytest_benchmarks_own(suite, pytester):
     """Three rounds of two clients: 2 x 38,448 bytes up (9,610 numbers of 4 bytes and a count), 2 x 38,440 down. The
     second saving is compared with the first by pytest-benchmark, in a session and by its own command."""
@@ -355,6 +357,7 @@ def test_alone(federated_benchmark):
     )
 
 
+@pytest.mark.long
 def test_a_disabled_benchmark_gates_what_is_exact_and_no_time(suite):
     body = """
 def test_it(federated_benchmark):

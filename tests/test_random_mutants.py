@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 
+import pytest
 import random_mutants as r
 
 SOURCE = '''
@@ -68,9 +70,10 @@ def test_a_class_that_no_test_runs_through_has_those_of_its_file():
 def test_marked_edits_are_edits_that_there_are():
     """A mark that fits no line any more, or no edit of it, hides nothing and is removed."""
     lost = []
+    edits = functools.cache(r.edits_of)
     for (file, line, text), why in r.marks().items():
         source = (r.ROOT / file).read_text() if (r.ROOT / file).is_file() else ""
-        found = [edit for edit in r.edits_of(file, source) if r.line_of(source, edit) == line and edit.text == text]
+        found = [edit for edit in edits(file, source) if r.line_of(source, edit) == line and edit.text == text]
         if not found or not why:
             lost.append((file, line, text))
     assert not lost
@@ -134,6 +137,7 @@ def test_what_failed_is_read_from_pytests_words():
     assert r.failed_in("12 passed", tests) == []
 
 
+@pytest.mark.long
 def test_a_test_that_fails_anyway_kills_nothing(tmp_path, monkeypatch):
     """Two edits were killed, one by a test that fails on the code as it is. That kill is taken back."""
     tree = tmp_path / "tree"
@@ -165,13 +169,6 @@ def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
     kept = """{"edits": [{"fate": "killed", "edit": "f.py:8 (f), k: '1' -> '2'"},
                          {"fate": "uncovered", "edit": "f.py:90 (f), k: 'a < b' -> 'a <= b'"}]}"""
     assert r.unnoticed(printed) == r.unnoticed(kept) == {"f.py (f), k: 'a < b' -> 'a <= b'"}
-
-
-def test_every_mark_is_of_an_edit_that_there_is():
-    """A line that was changed loses its mark: whether its edits are equivalent has to be seen again."""
-    for file, line, text in r.marks():
-        source = (r.ROOT / file).read_text()
-        assert any(r.line_of(source, e) == line and e.text == text for e in r.edits_of(file, source)), (file, line)
 
 
 def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):

@@ -112,6 +112,7 @@ def test_steinkes_bound_has_its_level_on_randomised_response(epsilon):
     assert 0.0006 < float(stats.binom.sf(next(falls) - 1, m, p)) <= LEVEL, "a claim falls at one in a thousand"
 
 
+@pytest.mark.long
 def test_the_f_dp_bound_keeps_its_level_on_randomised_response():
     """Randomised response at mu-GDP's accuracy for one canary, Phi(mu / 2), is a mechanism of at most that mu."""
     m, mu = 500, 1.0
@@ -190,6 +191,7 @@ def test_the_interval_of_a_tpr_at_a_low_fpr_covers(n, fpr, shift):
     assert known / 400 < 0.925
 
 
+@pytest.mark.long
 def test_the_interval_of_a_difference_of_aucs_covers():
     """Two attacks that share most of their noise: AUCs Phi(1 / sqrt 2) and Phi(0.7 / sqrt 2)."""
     rng = np.random.default_rng(2)
@@ -247,6 +249,7 @@ def test_a_leak_is_not_found_where_there_is_none():
     assert beside <= alone
 
 
+@pytest.mark.long
 def test_an_honest_split_is_seldom_called_broken():
     """Three blind baselines together at 99 %: 1 % of honest splits, not 3 %."""
     rng = np.random.default_rng(6)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from pydantic import Field
 from torch import nn
 
 from fedaudit import (
@@ -54,11 +55,17 @@ class FedAvg(SendsTrained, WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
+    steps: int = Field(default=0, ge=0)  # local steps, in the place of epochs; 0: E epochs
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
         "pflib": PFLIB,
     }
+
+    @property
+    def length(self) -> dict[str, Any]:
+        """Return how long a client trains in a round, as `fit` takes it: so many steps, or so many epochs."""
+        return {"steps": self.steps} if self.steps else {"epochs": self.E}
 
     def init(self, server: Server) -> Record:
         return Averaged(state_of(server.model(), self.part))  # w_0
@@ -69,7 +76,7 @@ class FedAvg(SendsTrained, WithOptimiser):
 
     def client_update(self, client: Client, msg: Any) -> Up:  # on client k
         load(client.model, msg.w, self.part)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
+        client.fit(ce, **self.length, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
         return Local(state_of(client.model, self.part), len(client))
 
     def predictor(self, s: Any, server: Server) -> nn.Module | None:

@@ -222,6 +222,12 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
     "digits": {"I": 5, "B": 32, "width": 32},
     "fashion-mnist": {"I": 5},
 }
+# What the public code of DFRD's authors settles for a distillation, and which they also give its rivals: 10 turns of 2
+# and 5 steps, rates, optimisers that begin anew in each turn, the generator, and networks without running statistics.
+AUTHORS: dict[str, Any] = {
+    "I": 10, "I_g": 2, "I_d": 5, "eta_g": 2e-4, "betas": (0.5, 0.999), "eta_d": 0.01, "momentum": 0.0, "decay": 1e-4,
+    "optimisers": "turn", "net": "dcgan", "d": 64, "statistics": "batch",
+}  # fmt: skip
 
 
 class DataFree(Method):
@@ -402,11 +408,11 @@ HOSTS: dict[str, type[Method]] = {
 RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 
 
-def register_on_hosts(distillation: type[DataFree], authors: Mapping[str, Mapping[str, Any]] | None = None) -> None:
+def register_on_hosts(distillation: type[DataFree]) -> None:
     """Register a distillation on each host, as `fedrolex+dfrd` and the like, with other defaults.
 
     On a host it must not spoil the host's average: it keeps the statistics, and takes steps a tenth as long as from
-    scratch. `authors` gives what the preset of this name has besides, by host.
+    scratch. On FedAvg, the preset `authors` keeps the distilled model from the clients.
     """
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
@@ -415,8 +421,8 @@ def register_on_hosts(distillation: type[DataFree], authors: Mapping[str, Mappin
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
         cls.on_digits = {**distillation.on_digits, "I": 2, "host": dict(host.on_digits)}
         cls.presets = {**distillation.presets, **ON_HOSTS}
-        if more := (authors or {}).get(name):
-            cls.presets |= {"authors": {**cls.presets["authors"], **more}}
+        if name == "fedavg":  # clients of one architecture go on from the plain average
+            cls.presets |= {"authors": {**cls.presets["authors"], "feedback": False}}
         if "rho" in host.model_fields:
             cls.presets |= {data: {**cls.presets.get(data, {}), "host": {"rho": rho}} for data, rho in RHO.items()}
         register(f"{name}+{distillation.registered_name}", tables="DFRD")(cls)

@@ -17,6 +17,8 @@ published description. Where that leaves room, we chose:
   are those of `dfrd`: the three are compared under one budget.
 - lambda_1 = 1 and lambda_2 = 0.5 are DENSE's own. DFRD's Section 4.1 says that its baselines use its setting, where
   such weights are 1: set lambda_2 = 1 for that reading.
+- The preset `authors` has the steps, rates and networks of DFRD's authors, who ran it as a rival. Their networks have
+  no running statistics, so L_BN is 0 there.
 - L_BN is 0 where the uploaded models have no batch norm, or their statistics did not travel (HeteroFL's).
 """
 
@@ -30,7 +32,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Server, kl, register
-from fedaudit.methods.datafree._datafree import PRESETS, DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods.datafree._datafree import (
+    AUTHORS,
+    PRESETS,
+    DataFree,
+    Generators,
+    Measured,
+    diagnose,
+    register_on_hosts,
+)
 from fedaudit.methods.datafree._generator import Merge, Sampler, combined, epsilon, teach, weighted
 
 
@@ -67,6 +77,7 @@ class DENSE(DataFree):
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,
         "one-shot": {"I": 200, "I_g": 30, "I_d": 1, "B": 128},
+        "authors": {**AUTHORS, "lambda_1": 0.0},
     }
 
     lambda_1: float = 1.0  # weight of L_BN

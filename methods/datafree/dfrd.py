@@ -54,7 +54,15 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Server, State, kl, register
-from fedaudit.methods.datafree._datafree import PRESETS, DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods.datafree._datafree import (
+    AUTHORS,
+    PRESETS,
+    DataFree,
+    Generators,
+    Measured,
+    diagnose,
+    register_on_hosts,
+)
 from fedaudit.methods.datafree._generator import (
     Generator,
     Mask,
@@ -131,23 +139,7 @@ class DFRD(DataFree):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,
-        "authors": {
-            "I": 10,
-            "I_g": 2,
-            "I_d": 5,
-            "eta_g": 2e-4,
-            "betas": (0.5, 0.999),
-            "eta_d": 0.01,
-            "momentum": 0.0,
-            "decay": 1e-4,
-            "optimisers": "turn",
-            "T": 10.0,
-            "tran": "student-detached",
-            "metric": "ms",
-            "net": "dcgan",
-            "d": 64,
-            "statistics": "batch",
-        },
+        "authors": {**AUTHORS, "T": 10.0, "tran": "student-detached", "metric": "ms"},
     }
 
     beta_tran: float = 1.0
@@ -215,4 +207,4 @@ class DFRD(DataFree):
         return dataclasses.replace(after, average=ema(nets.average, after.G, self.lam)), seen
 
 
-register_on_hosts(DFRD, authors={"fedavg": {"feedback": False}})
+register_on_hosts(DFRD)

@@ -19,20 +19,30 @@ We do not have the paper; this is written from its published description. Where 
 - L_dis has the distances of that code: mean absolute ones of images, mean squared ones of noise. `metric = "l2"`: plain
   norms, under which it is 0 (see dfrd.py).
 - The label enters the generator as one-hot, next to z. Steps, rates and sizes are those of `dfrd`, as in DFRD's tables.
+- The preset `authors` has the steps, rates and networks of DFRD's authors, who ran it as a rival.
 - alpha_{i,y} and p(y) come from label counts as in DFRD's Section 3.2: a release of kind `label_counts`. `weighting`
   and `labels` have the settings of `dfrd`, so that the two can be compared like with like.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Server, kl, register
-from fedaudit.methods.datafree._datafree import DataFree, Generators, Measured, diagnose, register_on_hosts
+from fedaudit.methods.datafree._datafree import (
+    AUTHORS,
+    PRESETS,
+    DataFree,
+    Generators,
+    Measured,
+    diagnose,
+    register_on_hosts,
+)
 from fedaudit.methods.datafree._generator import (
     Merge,
     Metric,
@@ -59,6 +69,8 @@ def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
 @register("fedftg", tables="FedZGE DFRD")
 class FedFTG(DataFree):
     """Repair the averaged model with generated hard images. A client sends its weights and its label counts."""
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**PRESETS, "authors": AUTHORS}
 
     lambda_cls: float = 1.0
     lambda_dis: float = 1.0

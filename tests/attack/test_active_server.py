@@ -64,6 +64,7 @@ def test_queries_of_the_servers_choice(privacy, leaks, tmp_path):
     assert found.leak is leaks, found.verdict
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"soft_labels": {"epsilon": 0.1, "delta": 1e-3}}, False)])
 def test_candidates_in_the_place_of_dsfls_open_set(privacy, leaks, tmp_path):
     """DS-FL as it is, overtrained: a server that puts candidates where x_p was reads members off the soft labels."""

@@ -268,7 +268,9 @@ def recovered(digits, form, count):
     return hits / count
 
 
-@pytest.mark.parametrize(("form", "count"), [("dlg", 8), ("idlg", 4), ("cosine", 2)])
+@pytest.mark.parametrize(
+    ("form", "count"), [pytest.param("dlg", 8, marks=pytest.mark.long), ("idlg", 4), ("cosine", 2)]
+)
 def test_gradient_matching_identifies_every_digit(digits, form, count):
     """From the update of one step on one digit, among 200 digits."""
     assert recovered(digits, form, count) == 1.0
@@ -337,6 +339,7 @@ def test_closed_form_from_a_run(one_record):
     assert result.pooled.identification.value == 1.0
 
 
+@pytest.mark.long
 def test_dlg_from_a_run(one_record):
     result, _ = attacked(one_record, "gradient_match", form="dlg", records=1, uploads=2, restarts=4, steps=100)
     assert result.pooled.mse.value < 1e-3
@@ -351,6 +354,7 @@ def embeds(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_decoder_identifies_records_by_their_embeddings(embeds):
     """N is some 470: chance 0.2 %."""
     result, claims = attacked(embeds / "plain", "decoder", steps=80)
@@ -362,6 +366,7 @@ def test_the_decoder_identifies_records_by_their_embeddings(embeds):
     assert claims.rows.tolist() == list(range(rate.n))
 
 
+@pytest.mark.long
 def test_the_decoder_is_at_chance_under_clipped_noise(embeds):
     result, _ = attacked(embeds / "noised", "decoder", steps=60)
     rate = result.pooled.identification
@@ -471,6 +476,7 @@ def averaged(tmp_path_factory):
     return run(folder, "fedavg", model="cnn_bn", set={"E": 4, "B": 20, "eta": 0.05}, aux=0.4)
 
 
+@pytest.mark.long
 def test_class_inversion_makes_what_the_model_takes_for_the_class(averaged):
     result, claims = attacked(averaged, "class_inversion", form="miface", steps=60, per_class=1)
     scene, _, _ = scene_of(averaged)
@@ -504,6 +510,7 @@ def test_synthetic_leak_tells_copies_from_noise(tmp_path, copies):
         assert result.pooled.ratio.high < 1
 
 
+@pytest.mark.long
 def test_paired_logits_show_the_classes(tmp_path):
     """Of ten images one would be of its class by chance; four or more have a probability of 1.3 %."""
     folder = run(

@@ -142,9 +142,9 @@ def plain(tmp_path_factory):
     ("method", "model", "begins", "note"),
     [
         ("fedavg", "cnn_bn@0.25", 2, None),
-        ("fedzkt", "cnn_bn@0.25", 1, None),
+        pytest.param("fedzkt", "cnn_bn@0.25", 1, None, marks=pytest.mark.long),
         ("perfedavg", "mlp", 2, "FirstOrder is not known"),
-        ("heterofl", "cnn@0.25", 2, None),
+        pytest.param("heterofl", "cnn@0.25", 2, None, marks=pytest.mark.long),
         ("dffke", "mlp", 1, None),
     ],
 )
@@ -178,6 +178,7 @@ def test_a_replay_with_own_records_and_seed_is_the_upload(method, model, begins,
             torch.testing.assert_close(getattr(reply, field)[name], tensor, atol=1e-4, rtol=1e-3)
 
 
+@pytest.mark.long
 def test_shadows_together_are_the_shadows_one_by_one(plain):
     scene, _ = scene_of(plain)
     entry, field, _ = last_upload(scene)

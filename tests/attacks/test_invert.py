@@ -204,6 +204,7 @@ def claims_of(monkeypatch, folder, spec):
     return [claims.images for claims in found], told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "spec", "words"),
     [

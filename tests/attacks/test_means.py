@@ -42,6 +42,7 @@ def found(folder, attack, clients=None):
 # --- membership -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_candidate_whose_record_is_in_the_mean_is_found_and_not_under_noise(made):
     attack = {"attack": "prototype_membership", "shadows": 8}
     some = list(range(4))

@@ -249,6 +249,7 @@ def test_label_only_without_a_boundary_gives_one_distance_to_all():
     assert found.tolist() == pytest.approx([2 * 8] * 60)  # from corner to corner of [-1, 1]^64
 
 
+@pytest.mark.long
 def test_a_shadow_classifier_learns_what_there_is_to_learn():
     """Members have probability 0.9 of the true class and others 0.5, in class 0; in class 1 the other way round, which
     one classifier without the class could not tell; class 2 has too few examples for a classifier of its own."""
@@ -362,6 +363,7 @@ def few(name, shadows=4):
     return {"attack": name, "shadows": shadows}
 
 
+@pytest.mark.long
 def test_an_over_trained_fedavg_is_given_away(leaky):
     """Every interval is above 1/2, and shadows tell more than the loss does."""
     found = named(attack_run(leaky, attacks=["loss", few("lira"), few("rmia")]), "loss", "lira", "rmia")
@@ -398,6 +400,7 @@ def test_a_model_that_saw_no_candidate_gives_nothing_away(leaky):
     assert found.low < 0.5 < found.high
 
 
+@pytest.mark.long
 def test_under_dp_sgd_the_loss_gives_nothing_away(private, leaky):
     (result,) = named(attack_run(private, attacks=["loss"]), "loss")
     (without,) = named(attack_run(leaky, attacks=["loss"]), "loss")
@@ -694,6 +697,7 @@ def test_shadows_teach_the_weights():
         learned(torch.stack([tells, noise], 1), torch.ones(400, dtype=torch.bool), asked)
 
 
+@pytest.mark.long
 def test_the_combined_attack_tells_what_its_parts_tell(two_rounds):
     results = attack_run(two_rounds, attacks=[few("combined", 8), few("lira_offline", 8)])
     combined, offline = named(results, "combined", "lira_offline")

@@ -149,6 +149,7 @@ def test_a_peer_finds_members_in_outputs_on_their_records(noise, leaks, tmp_path
     assert torch.allclose(shares, sent.double().softmax(1).mean(0))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("privacy", "leaks"), [({}, True), ({"logits": {"epsilon": 0.1, "delta": 1e-3}}, False)])
 def test_a_peer_finds_members_by_answers_on_the_public_set(privacy, leaks, tmp_path):
     """FKE, overtrained: a copy of the target's model, made of its logits, knows them; not under noise."""

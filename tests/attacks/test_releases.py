@@ -261,6 +261,7 @@ def dffke(tmp_path_factory):
     return run
 
 
+@pytest.mark.long
 def test_embeddings_without_noise_give_members_away_and_with_it_do_not(dffke):
     (found,) = attacked(dffke("plain"), "embedding_match")
     assert found.pooled.auc.value > 0.99
@@ -330,6 +331,7 @@ def overtrained(tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_updates_of_an_overtrained_model_give_members_away(overtrained):
     measures = ("cosine", "loss", "both")
     for found in attacked(overtrained, *({"attack": "update_alignment", "measure": m} for m in measures)):
@@ -400,6 +402,7 @@ def from_records(tmp_path_factory):
     return fedaf(tmp_path_factory.mktemp("fedaf") / "single", start="single")
 
 
+@pytest.mark.long
 def test_condensed_images_that_began_as_records_give_them_away(from_records, tmp_path):
     spaces = [{"attack": "nearest_synthetic", "space": space} for space in ("pixel", "feature")]
     noise = fedaf(tmp_path / "noise", start="noise")
@@ -447,6 +450,7 @@ def test_lira_with_one_spread_by_hand():
     assert logit_lira.one_tailed(measured, few=2)[0] == pytest.approx(math.sqrt(5) / math.sqrt(2))
 
 
+@pytest.mark.long
 def test_shared_soft_labels_are_read_with_their_images_and_attacked(tmp_path):
     fedaudit.run(
         method="dsfl", clients=3, partition="iid", rounds=1, public=0.3, out=tmp_path / "a",

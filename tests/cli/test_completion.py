@@ -44,9 +44,9 @@ def test_presets_are_those_of_the_method():
     [
         ("fedaudit run --method fedz", "fedzge"),
         ("fedaudit attack --attack rm", "rmia"),
-        ("fedaudit run --dataset fash", "fashion-mnist"),
-        ("fedaudit run --model resnet18_", "resnet18_cifar"),
-        ("fedaudit run --method fedzge --preset au", "authors"),
+        pytest.param("fedaudit run --dataset fash", "fashion-mnist", marks=pytest.mark.long),
+        pytest.param("fedaudit run --model resnet18_", "resnet18_cifar", marks=pytest.mark.long),
+        pytest.param("fedaudit run --method fedzge --preset au", "authors", marks=pytest.mark.long),
         ("fedaudit list methods dffk", "dffke"),
     ],
 )

@@ -164,6 +164,7 @@ def test_transcript_of_an_outsider_shows_sizes_only(fedaudit, a_run):
     assert set(json.loads(out)[0]) == {"seq", "round", "from", "to", "bytes"}
 
 
+@pytest.mark.long
 def test_an_own_method_and_an_own_attack_run_like_the_built_in_ones(fedaudit, tmp_path):
     code, _, err = fedaudit(
         "run", "--method", "outside:Averages", "--clients", 3, "--rounds", 2, "--out", tmp_path / "a"

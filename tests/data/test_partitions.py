@@ -353,7 +353,7 @@ def test_a_client_too_small_to_split_is_named():
 # --- the picture ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 10), (100, 200)])
+@pytest.mark.parametrize(("clients", "classes"), [(1, 1), (5, 10), pytest.param(100, 200, marks=pytest.mark.long)])
 def test_bubbles_are_written(tmp_path, clients, classes):
     counts = np.random.default_rng(0).integers(0, 40, (clients, classes))
     names = [f"class {c}" for c in range(classes)]

@@ -63,6 +63,7 @@ def test_without_noise_the_claim_is_refuted_in_one_run(trained, monkeypatch):
     assert "refuted" in {a.verdict for a in audit_canaries(trained, canaries=200)}
 
 
+@pytest.mark.long
 def test_less_noise_is_never_silent(trained, monkeypatch):
     less_noise(monkeypatch, 0.5)
     shift = audit_canaries(trained, canaries=200)[0]

@@ -149,6 +149,7 @@ def test_null_guesses_rarely_raise_an_alarm():
     assert over(lambda v: eps.from_counts(v, 1000 - v, 500, 500, DELTA), draws) <= ALARMS
 
 
+@pytest.mark.long
 def test_maximum_without_correction_is_caught():
     """What must not be done: 95 % limits at each threshold, guessing either way, and the best of all thresholds. The
     limits are not to blame, at one fixed threshold they hold; the maximum gives 147 alarms in 400 (37 %)."""

@@ -94,6 +94,7 @@ def verdicts(audits):
     return {audit.kind: audit.verdict for audit in audits}
 
 
+@pytest.mark.long
 def test_honest_noise_is_not_refuted(honest):
     said = verdicts(audit_residuals(honest))
     assert said == {
@@ -134,6 +135,7 @@ def test_neighbours_are_tried_and_the_claim_holds(honest):
     assert laplace.claim_epsilon == 1.0
 
 
+@pytest.mark.long
 def test_a_tenth_of_the_noise_is_found_between_neighbours(honest, monkeypatch):
     draw = Laplace.draw
     monkeypatch.setattr(Laplace, "draw", lambda self, like, scale, *rest: draw(self, like, 0.1 * scale, *rest))

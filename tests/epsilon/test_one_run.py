@@ -151,6 +151,7 @@ def test_an_overtrained_run_is_found_out_and_a_claim_for_it_refuted(tmp_path):
     assert read_record(tmp_path / "a").audits == sorted(audits, key=lambda a: a.test)
 
 
+@pytest.mark.long
 def test_no_claim_is_no_refutation_but_the_bound_stands(leaky):
     steinke, fdp = audit_run(leaky)
     for found in (steinke, fdp):

@@ -67,6 +67,7 @@ def over_steps(monkeypatch, change):
     monkeypatch.setattr(dpsgd, "planned", plan)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "change",
     [
@@ -125,6 +126,7 @@ def test_clipping_by_anything_but_the_record_is_found(trained, monkeypatch, clip
     assert f"a record's gradient has {times} times the clipping norm" in found.how
 
 
+@pytest.mark.long
 def test_what_a_stack_does_is_tested_in_a_stack(stacked, monkeypatch):
     (found,) = audit_residuals(stacked)
     assert found.verdict == "not refuted"
@@ -137,6 +139,7 @@ def test_what_a_stack_does_is_tested_in_a_stack(stacked, monkeypatch):
     assert "scale" in found.how
 
 
+@pytest.mark.long
 def test_a_run_that_was_weaker_than_its_code_is_found(tmp_path, monkeypatch):
     with monkeypatch.context() as m:
         over_steps(m, lambda noise, t, steps: 0.5 * noise)

@@ -61,7 +61,10 @@ def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):
     assert again.exact
 
 
-@pytest.mark.parametrize(("factor", "found_in"), [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), (0.0, set(ALL))])
+@pytest.mark.parametrize(
+    ("factor", "found_in"),
+    [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), pytest.param(0.0, set(ALL), marks=pytest.mark.long)],
+)
 def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_path, monkeypatch):
     """The run was made with less noise than its ledger has; the audit is honest code, and only has the transcript."""
     with monkeypatch.context() as m:
@@ -78,6 +81,7 @@ def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_p
         assert embeddings.lower_bound == pytest.approx(gaussian_epsilon(2 / m, 1e-2), rel=0.1)
 
 
+@pytest.mark.long
 def test_noise_of_another_round_is_found(tmp_path, monkeypatch):
     """The same noise in both rounds: each release by itself is as noisy as promised, their difference is not."""
     from fedaudit.privacy.noise_key import task_key
@@ -153,7 +157,7 @@ def test_the_noise_of_private_training_is_as_large_as_the_ledger_says(trained):
     assert found.lower_bound <= found.claim_epsilon == found.ledger_epsilon
 
 
-@pytest.mark.parametrize("factor", [0.9, 0.5, 0.0])
+@pytest.mark.parametrize("factor", [0.9, *(pytest.param(f, marks=pytest.mark.long) for f in (0.5, 0.0))])
 def test_less_noise_in_private_training_is_found(factor, trained, monkeypatch):
     from opacus.optimizers import DPOptimizer
 

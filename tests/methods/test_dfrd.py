@@ -358,6 +358,7 @@ def final(folder):
     return load_file(folder / "models" / "global.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("host", ["fedavg", "fedrolex"])
 def test_without_steps_a_distillation_leaves_its_host_bit_for_bit(host, tiny, tmp_path):
     local = {"B": 32, "eta": 0.05}
@@ -392,6 +393,7 @@ def test_heterofl_settles_after_the_distillation(tiny, tmp_path):
     assert all(torch.equal(end[n], t) for n, t in asked.items())
 
 
+@pytest.mark.long
 def test_data_free_clients_go_on_from_their_own_models(tiny, tmp_path):
     """start = local: nothing goes down but a word, and L.acc is that of clients who train alone."""
     local = {"B": 32, "eta": 0.05}
@@ -453,3 +455,19 @@ def test_a_student_reaches_four_fifths_of_its_teacher(method, tmp_path):
     student = record.result.chosen.global_.test.accuracy
     assert teacher > 0.9
     assert student >= 0.8 * teacher, f"{student:.3f} of {teacher:.3f}"
+
+
+def test_the_presets_of_dfrds_authors_give_all_three_one_budget():
+    """They differ in what is a method's own; on FedAvg the clients go on from the plain average."""
+    own = {"T", "tran", "metric", "lambda_1"}
+    budgets = []
+    for name in ("dfrd", "fedftg", "dense"):
+        alone, hosted = (registry.find(f"{host}{name}").presets["authors"] for host in ("", "fedavg+"))
+        assert hosted == {**alone, "feedback": False}
+        assert "feedback" not in registry.find(f"heterofl+{name}").presets["authors"]
+        budgets.append({key: value for key, value in alone.items() if key not in own})
+    assert budgets[0] == budgets[1] == budgets[2]
+    assert {key: budgets[0][key] for key in ("I", "I_g", "I_d", "optimisers")} == {
+        "I": 10, "I_g": 2, "I_d": 5, "optimisers": "turn",
+    }  # fmt: skip
+    assert registry.find("dense").presets["authors"]["lambda_1"] == 0  # their networks keep no statistics

@@ -511,10 +511,10 @@ def test_condensing_and_training_augment_in_the_units_that_are_set(name, tiny, t
     images, models_ = [], []
     for fill in ((-1.0,), (0.25,)):
         values = {"aug": "siamese", "aug_fill": fill, "eta_S": 500.0, "steps": 6}
-        run(tiny(name, set={**find(name).quick, **values}), out=tmp_path / f"c{fill[0]}")
+        run(tiny(name, rounds=1, clients=2, set={**find(name).quick, **values}), out=tmp_path / f"c{fill[0]}")
         images.append(sent(tmp_path / f"c{fill[0]}", "Condensed")[0]["S"])
         values = {"aug_w": "siamese-each", "aug_fill": fill}
-        run(tiny(name, set={**find(name).quick, **values}), out=tmp_path / f"w{fill[0]}")
+        run(tiny(name, clients=2, set={**find(name).quick, **values}), out=tmp_path / f"w{fill[0]}")
         models_.append(sent(tmp_path / f"w{fill[0]}", "Global", 2)[0]["w"])
     assert any(not torch.equal(S, images[1][c]) for c, S in images[0].items())
     assert any(not torch.equal(t, models_[1][n]) for n, t in models_[0].items())
@@ -549,6 +549,7 @@ def test_an_ablation_sends_only_what_it_needs(without, gone, tiny, tmp_path):
     assert empty == gone
 
 
+@pytest.mark.long
 def test_soft_labels_are_free_from_released_means_and_charged_from_records(tiny, tmp_path):
     """Noise on the logits: R_k follows from the noisy V_k that left, and its entry is post-processing. Means of the
     records' own soft labels are another message, with an entry of their own."""
@@ -571,6 +572,7 @@ def test_soft_labels_are_free_from_released_means_and_charged_from_records(tiny,
             assert torch.allclose(r, (net(x[y == c]) / 2.0).softmax(1).mean(0), atol=1e-6)
 
 
+@pytest.mark.long
 def test_released_soft_labels_may_not_follow_the_records(tiny):
     assert {"Condensed.R"} <= check_declarations(tiny("fedaf", rounds=1)).compared
 
@@ -711,6 +713,7 @@ def test_feddm_clips_the_gradient_of_the_images(tiny):
     assert moves[2] == moves[3], "a gradient that is shorter stays as it is"
 
 
+@pytest.mark.long
 def test_images_may_go_on_where_the_last_round_ended(tiny, tmp_path):
     """restart=False and no step of condensation: round 2 sends what round 1 sent; restart=True draws other averages."""
     for restart, same in ((False, True), (True, False)):

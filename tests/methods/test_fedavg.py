@@ -16,6 +16,7 @@ from fedaudit.methods.averaging.feddyn import regularised
 from fedaudit.methods.averaging.fednova import FedNova
 from fedaudit.methods.averaging.fedprox import proximal
 from fedaudit.methods.averaging.moon import contrastive, l_con
+from fedaudit.runtime.party import Client
 from fedaudit.training.fit import Live
 from fedaudit.training.models import Net, build
 from fedaudit.wire.transcript import Transcript
@@ -111,6 +112,7 @@ def same_as_fedavg(ran, method, **values):
     return a.keys() == b.keys() and all(equal(a[file], b[file]) for file in a)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("method", "off"), [("fedprox", {"mu": 0.0}), ("moon", {"mu": 0.0}), ("fedntd", {"beta": 0.0})]
 )
@@ -205,3 +207,21 @@ def test_moon_compares_with_its_own_last_model(ran):
     a, b = entries(plain, "up", "w"), entries(moon, "up", "w")
     name = "encoder.conv1.weight"
     assert [torch.allclose(x[name], y[name], atol=1e-7) for x, y in zip(a, b, strict=True)] == [True] * 3 + [False] * 6
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm"])
+def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp_path):
+    """A client with two batches an epoch makes `steps` steps, whatever E is; without `steps` it makes E epochs."""
+    asked = []
+    plain = Client.fit
+
+    def noted(self, *given, **options):
+        asked.append((options.get("steps"), options.get("epochs")))
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(Client, "fit", noted)
+    for more, wanted in (({"steps": 3}, (3, None)), ({}, (None, 2))):
+        asked.clear()
+        setting = {"E": 2, "B": 64, "eta": 0.1, **more}
+        run(tiny(method, engine="serial", rounds=1, set=setting), out=tmp_path / str(len(more)))
+        assert set(asked) == {wanted}

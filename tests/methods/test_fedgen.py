@@ -99,7 +99,15 @@ class Stage:
             optimiser.step()
 
 
-@pytest.mark.parametrize("options", [{}, {"teacher": "losses"}, {"lambda_div": 1.0}, {"space": "image", "hidden": 8}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"teacher": "losses"},
+        {"lambda_div": 1.0},
+        pytest.param({"space": "image", "hidden": 8}, marks=pytest.mark.long),
+    ],
+)
 def test_the_generator_learns_what_the_teachers_call_each_label(options):
     """Two teachers that agree: after training they recognise nearly every generated sample, before they did not."""
     torch.manual_seed(0)
@@ -144,6 +152,7 @@ def test_switches_run_and_keep_to_their_traffic(options, tiny, tmp_path):
     assert record.traffic_declared
 
 
+@pytest.mark.long
 def test_without_generated_samples_it_is_fedavg_of_equal_weights(tiny, tmp_path):
     """With alpha = 0 the local loss is FedAvg's; clients of equal size make its weights equal too."""
     same = {"E": 1, "B": 32, "eta": 0.1}

@@ -389,7 +389,7 @@ def test_equal_weights_need_no_counts(tiny, tmp_path):
     assert all(torch.allclose(e["p"].sum(1), torch.ones(32)) for e in labels)
 
 
-@pytest.mark.parametrize("method", ["mhat", "dsfl"])
+@pytest.mark.parametrize("method", [pytest.param("mhat", marks=pytest.mark.long), "dsfl"])
 def test_distillation_on_an_auxiliary_set_learns(method, tiny, tmp_path):
     """Nothing but outputs on 180 public images reaches the server's model; guessing gives 10 %."""
     options = {"E_k": 4, "B_k": 32, "E_prime": 2, "E": 20}
@@ -461,6 +461,7 @@ def test_moments_go_on():
     assert set(moments) == {"0.step", "0.exp_avg", "0.exp_avg_sq"}
 
 
+@pytest.mark.long
 def test_kept_moments_matter_from_the_second_round_on(tiny, tmp_path):
     queries = {}
     for moments in ("fresh", "kept"):
@@ -523,6 +524,7 @@ def test_comm_says_so(fedaudit):
         assert printed in out
 
 
+@pytest.mark.long
 def test_alternations_in_a_run(tiny, tmp_path):
     """Three queries a round, and the run itself holds declared against measured bytes, with a client that drops out.
     Clients train before the first only: their answers to one image would otherwise change from query to query."""
@@ -550,6 +552,7 @@ def test_directions_are_never_used_twice(tiny, tmp_path):
     assert (unit @ unit.T - torch.eye(128)).abs().max() < 5 / 8
 
 
+@pytest.mark.long
 def test_a_total_budget_is_not_overdrawn(tiny, tmp_path):
     """Two rounds of three answers each are six releases of logits, and a plan counts one a round unless told."""
     policy = {"epsilon": 5.0, "sensitivity": "clip:3", "calibration": "total"}
@@ -615,6 +618,7 @@ def agreement(folder, t):
     return share
 
 
+@pytest.mark.long
 def test_agreement_rises_and_a_frozen_generators_does_not(loops):
     """The first round's images are those of an untrained generator: one in ten, give or take 0.04. After seven steps
     nearly all are what they were to be, with the estimate as with true gradients."""

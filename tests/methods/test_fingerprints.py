@@ -11,12 +11,16 @@ import json
 import fingerprint
 import pytest
 
+# One of each family. Of the others every round is told by hand, in by_hand/, and they run with the long tests.
 # Compositions share both their parts' code, and variants most of it: they run with the slow tests.
+QUICK = {"fedaf", "fedavg", "fedfree", "fedgen", "fedmd", "fedproto", "heterofl", "scaffold", "fedzge"}
 
 
 def marked() -> list:
     slow = [case for case in fingerprint.cases() if "+" in case or "@" in case]
-    return [pytest.param(case, marks=[pytest.mark.slow] if case in slow else []) for case in fingerprint.cases()]
+    long = set(fingerprint.cases()) - {*slow, *QUICK}
+    marks = {**dict.fromkeys(slow, pytest.mark.slow), **dict.fromkeys(long, pytest.mark.long)}
+    return [pytest.param(case, marks=marks.get(case, ())) for case in fingerprint.cases()]
 
 
 @pytest.mark.parametrize("case", marked())

@@ -99,6 +99,7 @@ def test_hessian_free_declarations_hold(tiny):
     assert engine.compared == {"Updated.w"}
 
 
+@pytest.mark.long
 def test_first_order_trains_with_dp_sgd_and_hessian_free_is_refused(tiny, tmp_path):
     privacy = {"training": {"noise_multiplier": 1.0}}
     record = run(tiny("perfedavg", rounds=1, privacy=privacy), out=tmp_path / "FO")

@@ -144,6 +144,7 @@ def same(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[c], b[c]) for c in a)
 
 
+@pytest.mark.long
 def test_frozen_fedtgp_is_fedproto_to_the_bit(tiny, tmp_path):
     both = {"lam": 2.0, "eta": 0.1, "B": 16}
     run(tiny("fedproto", rounds=3, model="cnn_bn", set=both), out=tmp_path / "a")
@@ -156,6 +157,7 @@ def test_frozen_fedtgp_is_fedproto_to_the_bit(tiny, tmp_path):
     assert messages(tmp_path / "a", "Global", "C")[3, 0]
 
 
+@pytest.mark.long
 def test_a_trained_prototype_is_nearer_to_its_own_class_than_to_others(tiny, tmp_path):
     options = {"S": 100, "eta_s": 0.1, "hidden": 32, "eta": 0.1, "B": 16}
     run(tiny("fedtgp", rounds=2, model="mlp", partition="iid", set=options), out=tmp_path / "a")

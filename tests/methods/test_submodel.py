@@ -185,6 +185,7 @@ def final(folder):
     return load_file(folder / "models" / "global.safetensors")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["fedrolex", "feddropout", "heterofl"])
 def test_at_full_widths_it_is_fedavg(method, tiny, tmp_path):
     """sigma = 0 gives everybody the whole model. HeteroFL's batch-norm statistics come from its query. Changes are

@@ -56,7 +56,11 @@ def made_up():
     registry._known.pop("made_up")
 
 
-@pytest.mark.parametrize("output", metric_readers.READERS)
+# MLflow takes seconds to import; test_export reads what it is given.
+OUTPUTS = [pytest.param(name, marks=[pytest.mark.long] if name == "mlflow" else []) for name in metric_readers.READERS]
+
+
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_epsilon_is_infinite_where_plain_models_are_published(bare_models, tmp_path, output):
     """The ledger says 1.5 of the messages. The models give the records away without any noise."""
     assert metric_readers.READERS[output](bare_models, metric_named("epsilon"), tmp_path) == math.inf
@@ -67,7 +71,7 @@ def test_epsilon_is_the_ledgers_where_a_global_model_is_published(covered, tmp_p
     assert metric_readers.READERS[output](covered, metric_named("epsilon"), tmp_path) == pytest.approx(1.5)
 
 
-@pytest.mark.parametrize("output", metric_readers.READERS)
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_a_new_metric_is_read_everywhere(made_up, covered, tmp_path, output):
     """Registered and nothing else: two rounds make 42."""
     assert metric_readers.READERS[output](covered, made_up, tmp_path) == 42

@@ -57,6 +57,7 @@ def test_agrees_with_dp_accounting(epsilon: float, delta: float) -> None:
         assert ours == pytest.approx(dp_accounting.get_epsilon_gaussian(noise_multiplier, delta), abs=1e-6)
 
 
+@pytest.mark.long
 @given(EPSILONS, DELTAS, st.floats(1e-3, 1e3), st.integers(1, 10_000))
 @settings(max_examples=200, deadline=None)
 def test_round_trip(epsilon: float, delta: float, sensitivity: float, releases: int) -> None:

@@ -159,6 +159,7 @@ def test_training_past_dp_sgd_is_not_free(tiny, tmp_path):
     assert record.ledger[0].epsilon == math.inf
 
 
+@pytest.mark.long
 def test_more_trainings_than_planned_are_refused(tiny, tmp_path):
     with pytest.raises(PrivacyError, match=r"planned 1 trainings of client 0, and this is number 2.*releases"):
         run(tiny("outside:TwiceTrained", rounds=1, clients=1, privacy=training("eps=2,clip=1")), out=tmp_path / "a")

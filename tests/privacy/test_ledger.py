@@ -168,7 +168,7 @@ def test_soft_labels_of_released_means_are_free_and_of_raw_means_are_not(tiny, t
     assert second.by_kind["soft_labels"] == second.epsilon == math.inf
 
 
-@pytest.mark.parametrize("texts", [(), ("logits:eps=1,clip=1",)])
+@pytest.mark.parametrize("texts", [pytest.param((), marks=pytest.mark.long), ("logits:eps=1,clip=1",)])
 def test_a_false_derivation_is_found(tiny, texts):
     """With other records behind the same released means, what is derived from them must not change."""
     check_declarations(tiny("outside:SoftLabels", privacy=privacy(*texts)))

@@ -67,6 +67,7 @@ def test_pooled_intervals_cover():
     assert 0.92 <= held / 400 <= 0.98
 
 
+@pytest.mark.long
 def test_a_null_is_seldom_a_leak(monkeypatch):
     """Eight attacks on three seeds, all guessing: at most 2.5 % of reports call it a leak (300: at most 15)."""
     rng = np.random.default_rng(1)

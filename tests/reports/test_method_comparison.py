@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
 from fedaudit.reports import method_comparison as comparison
 from fedaudit.suite.kept_records import CellFigures, Found, MethodRecords
@@ -135,3 +138,31 @@ def test_a_methods_place_among_the_others():
 def test_the_picture_is_drawn(tmp_path):
     file = comparison.picture([row_of(cell(0, member("loss", 0.6, True)))], tmp_path / "all.png", mine="fedavg")
     assert file.read_bytes().startswith(b"\x89PNG")
+
+
+def test_no_name_in_the_picture_lies_over_another(tmp_path, monkeypatch):
+    """Thirty methods in a narrow place, three of them at one: every name is there once, and no two overlap."""
+    names = [f"method{i}" for i in range(30)]
+    records = {
+        name: MethodRecords(
+            method=name,
+            cells=(cell(0, member("loss", 0.6 + 0.006 * max(i, 2), True), accuracy=0.9 + 0.001 * max(i, 2)),),
+        )
+        for i, name in enumerate(names)
+    }
+    names.append("far")  # so that the others are near each other
+    records["far"] = MethodRecords(method="far", cells=(cell(0, member("loss", 1.0, True), accuracy=0.1),))
+    drawn = []
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *a, **o: drawn.append(self) or save(self, *a, **o))
+    comparison.picture(comparison.rows_of(records, names, ["iid"]), tmp_path / "all.png", mine="method7")
+    (figure,) = drawn
+    texts = [one for one in figure.axes[0].texts if one.get_text()]
+    said = [name for one in texts for name in one.get_text().replace("\n", " ").split(", ")]
+    assert sorted(said) == sorted(names)
+    assert "method0, method1, method2" in [one.get_text() for one in texts]  # one place, one label
+    assert [one.get_text() for one in texts if one.get_fontweight() == "bold"] == ["method7"]
+    boxes = [Text.get_window_extent(one) for one in texts]
+    for i, box in enumerate(boxes):
+        assert not any(Bbox.intersection(box, other) for other in boxes[:i])
+        assert box.x1 <= figure.bbox.x1

@@ -105,6 +105,7 @@ def test_nothing_is_called_private_or_secure(written, name):
     assert not re.search(r"\b(private|secure|safe|anonymous)\b", text, re.IGNORECASE)
 
 
+@pytest.mark.long
 def test_a_report_is_made_twice_the_same(folder, written, tmp_path):
     """No dates, no random names, no order of dictionaries: the same runs give the same bytes."""
     again = write_report(folder, FORMATS, tmp_path, {"runs/lost": "it was lost"})
@@ -425,6 +426,7 @@ def test_a_picture_outside_the_run_folder_is_not_shown(undrawn, tmp_path):
     assert "The picture ../../secret.png is not in the run folder." in page.read_text()
 
 
+@pytest.mark.long
 def test_twenty_runs_stay_below_5_mb(tmp_path):
     """10 settings of 2 seeds, 12 attacks each, ROC curves of 200 points, and a picture of 600 kB in every run."""
     from PIL import Image

@@ -203,6 +203,7 @@ def test_a_round_keeps_one_new_state_of_a_client_beside_the_last_whole_rounds(tm
     assert whole(again, 0) == state({}, seed=1), "a kill undoes the round"
 
 
+@pytest.mark.long
 def test_an_unlimited_buffer_grows_by_one_copy_a_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """DFFKE: every client remembers each round's decoder and all clients' embeddings."""
     monkeypatch.setattr(checkpoint, "LARGE", 1024)

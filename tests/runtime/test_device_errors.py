@@ -44,7 +44,9 @@ def test_which_trouble_it_is(e: Exception, trouble: str | None) -> None:
 
 @pytest.mark.parametrize("kind", ["device", "memory"])
 @pytest.mark.parametrize("where", ["client", "server"])
-@pytest.mark.parametrize("more", [{}, {"engine": "stacked"}], ids=["serial", "stacked"])
+@pytest.mark.parametrize(
+    "more", [{}, pytest.param({"engine": "stacked"}, marks=pytest.mark.long)], ids=["serial", "stacked"]
+)
 def test_a_run_says_what_failed_and_goes_on(kind: str, where: str, more: dict[str, Any], tmp_path: Path) -> None:
     mended, out = tmp_path / "mended", tmp_path / "a"
     setting = {**SETTING, **more, "set": {"kind": kind, "where": where, "until": str(mended)}}
@@ -68,6 +70,7 @@ def test_a_run_says_what_failed_and_goes_on(kind: str, where: str, more: dict[st
     assert gone_on.transcript_digest == run(**setting, out=tmp_path / "whole").transcript_digest
 
 
+@pytest.mark.long
 def test_in_a_process_of_its_own_it_is_told_alike(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"Round 2, client 1: the device failed under .*CUDA error: invalid argument"):
         run(**{**SETTING, "rounds": 2}, set={"until": str(tmp_path / "no")}, isolate=True, out=tmp_path / "a")

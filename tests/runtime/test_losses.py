@@ -69,6 +69,7 @@ def test_a_task_that_always_kills_its_worker_ends_the_run(dying, digest, ray_eng
     assert run(setting(times=7), out=tmp_path / "ray", resume=True).transcript_digest == digest
 
 
+@pytest.mark.long
 def test_an_error_of_its_own_is_an_absent_client(dying, ray_engine, tmp_path):
     setting, died = dying
     record = run(setting(whom="nobody", times=9), out=tmp_path / "ray", engine=ray_engine)

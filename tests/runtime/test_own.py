@@ -57,6 +57,7 @@ def test_texts_are_trained_under_dp_sgd(runs):
         assert {entry.mechanism for entry in client.entries if entry.kind == "training"} == {"dp-sgd"}
 
 
+@pytest.mark.long
 def test_the_report_has_both(runs, tmp_path):
     api.report(runs, out=tmp_path, formats=["json", "html"])
     text = (tmp_path / "report.json").read_text()
@@ -92,6 +93,7 @@ def test_an_isolated_run_of_texts_has_the_same_bits(runs, tmp_path):
     assert record.transcript_digest == api.read_record(runs / "texts").transcript_digest
 
 
+@pytest.mark.long
 def test_a_stacked_run_of_texts_is_the_serial_one(runs, tmp_path):
     record = api.run(**{**TEXTS, "engine": "stacked"}, out=tmp_path / "run", privacy=PRIVACY)
     before = api.read_record(runs / "texts")

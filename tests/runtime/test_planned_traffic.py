@@ -156,6 +156,7 @@ POPULATIONS = {
 TIPPED = ("CIFAR-100", 0.5)  # FedFTG and DFRD: 209.13 without the label counts, 209.14 with them
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", POPULATIONS)
 def test_fedzge_tables_9_and_10(data):
     """28.81 and 30.48 for MHAT say that a label has 4 bytes: with 8 they would be 28.82 and 30.49. FedFTG and DFRD on
@@ -247,6 +248,7 @@ def deviations(partition: str, least: int = 50) -> dict[tuple[str, float], float
     return found
 
 
+@pytest.mark.long
 def test_fedaf_table_7_condensed_data():
     """50 images a class, one byte per pixel and channel, mean over partitions. The printed means of three seeds are of
     partitions in which a client with its fair share of the records gets no more, and of classes of IPC = 50 records or
@@ -257,6 +259,7 @@ def test_fedaf_table_7_condensed_data():
     assert sum(v * v for v in z.values()) < chi2.ppf(0.99, 9)
 
 
+@pytest.mark.long
 def test_what_fedafs_table_7_is_not():
     """With the shares of each class drawn independently, the CIFAR-10 column is too small by more than chance; with
     every class that is present condensed, however few its records, all cells are."""

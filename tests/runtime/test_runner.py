@@ -51,6 +51,7 @@ def test_python_and_command_line_write_the_same_record(tiny, tmp_path):
     assert all(line.startswith("fedavg on digits: ") for line in out.stderr.splitlines()), "no bar: no terminal"
 
 
+@pytest.mark.long
 def test_fedavg_learns_digits(tmp_path):
     training = {"E": 5, "B": 8, "eta": 0.1}
     record = run(method="fedavg", partition="iid", rounds=2, set=training, eval_every=2, out=tmp_path / "a")
@@ -235,7 +236,7 @@ def test_generators_are_derived_and_forks_leave_no_trace():
 
 def test_timings_and_flops(tiny, tmp_path):
     run(tiny("fedavg", rounds=1, flops=True), out=tmp_path / "first")  # the first round of a process imports modules
-    record = run(tiny("fedavg", rounds=1, flops=True, set={"E": 20}), out=tmp_path / "a")
+    record = run(tiny("fedavg", rounds=1, flops=True, set={"E": 6}), out=tmp_path / "a")
     by = {(row.party, row.phase): row for row in record.timings}
     assert by["client 0", "fit"].wall_s <= by["client 0", "task"].wall_s
     assert by["client 0", "task"].flops > 1e6

@@ -19,15 +19,21 @@ from fedaudit.runtime.folder import setting_key
 from fedaudit.runtime.run_record import RunRecord
 from fedaudit.runtime.world import chosen_engine as chosen
 
-NAMES = [name for name in registry.names("methods") if "+" not in name]
 # FedZGE's server trains a generator with Adam, which makes steps of the gradients of biases before a batch norm: these
 # are rounding and nothing else. The first round's replies differ by 1e-16, the images of the second by 7e-11. FedKTL's
 # server trains with Adam too: the prototypes of the second round differ by 2e-10.
 TOLERANCE = {"fedzge": 1e-8, "fedktl": 1e-8}
-COMPOSED = [name for name in registry.names("methods") if "+" in name]
+# Each way of training once: several asks, generators, nested gradients, sub-models, own terms of the loss, statistics.
+QUICK = {"fedavg", "dfrd", "fedaf", "fedbn", "fedfree", "fedproto", "fke", "heterofl", "moon", "perfedavg", "scaffold"}
 
 
-@pytest.mark.parametrize("method", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in COMPOSED)])
+@pytest.mark.parametrize(
+    "method",
+    [
+        pytest.param(name, marks=[] if name in QUICK else pytest.mark.slow if "+" in name else pytest.mark.long)
+        for name in registry.names("methods")
+    ],
+)
 def test_every_method_is_the_same_to_rounding(
     method: str, tiny: Callable[..., Setting], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,7 +57,7 @@ def test_every_method_is_the_same_to_rounding(
         {"model": "cnn_bn@0.5"},
         {"model": "cnn_bn@0.5:2,mlp@0.5:3", "method": "local"},
         {"set": {"E": 2, "B": 7, "opt": "adam", "eta": 0.01}},
-        {"together": 3},
+        pytest.param({"together": 3}, marks=pytest.mark.long),
         {"method": "fedavg", "participation": 0.6},
     ],
     ids=["batch norm", "two architectures", "adam", "three at a time", "some take part"],

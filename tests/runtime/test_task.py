@@ -241,7 +241,9 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize(("method", "engine"), [("fedavg", "stacked"), ("dffke", "serial")])
+@pytest.mark.parametrize(
+    ("method", "engine"), [("fedavg", "stacked"), pytest.param("dffke", "serial", marks=pytest.mark.long)]
+)
 def test_a_run_whose_messages_are_held_is_the_same(
     method: str, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,6 +61,7 @@ def test_planned_traffic_is_what_the_methods_declare(method):
     assert f"| {method} | {up:.4f} | {down:.4f} | {found['total']['MiB'] / 1000:.3f} |" in PAGE
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("table", ["fedaf_models", "dffke_rivals"])
 def test_the_rivals_stand_in_the_papers_communication_tables(table, capsys):
     getattr(script("communication"), table)()

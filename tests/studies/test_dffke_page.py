@@ -27,6 +27,7 @@ def test_the_buffer_of_a_run_against_the_formula(dffke_run):
         assert row["bytes"] == row["formula"] > 0
 
 
+@pytest.mark.long
 def test_what_an_unlimited_buffer_takes_on_disk(tmp_path, monkeypatch):
     """A round adds what the formula says, Dec and E~ once for all clients. By it 20 rounds of ten ResNet-18s on 44,100
     records of CIFAR-10 add 5.9 GB; beside them lie each client's model, its state before the exchange, the last uploads

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import statistics
 
 import pytest
 import torch
@@ -138,3 +140,65 @@ def test_what_the_page_says_of_the_order_from_scratch():
     assert mean["dfrd"] > mean["fedftg"] > mean["dense"]
     assert min(min(by["dfrd"][k], by["fedftg"][k]) - by["dense"][k] for k in (0, 1, 2)) > 17
     assert round(by["fedftg"][0] - by["dfrd"][0], 1) == 2.3
+
+
+def test_the_whole_runs_at_the_top_of_the_page():
+    """Table 1's fine-tuning: every figure from the records, by seed, with Student's interval of the differences."""
+    text = (RESULTS / "dfrd.md").read_text()
+    flat = " ".join(text.split())
+    runs = {
+        (method, seed): kept(f"records/dfrd_table1_fmnist/fedavg+{method}-{seed}.json")
+        for method in ("dfrd", "fedftg")
+        for seed in range(3)
+    }
+    for (method, seed), run in runs.items():
+        assert (run["setting"]["method"], run["setting"]["seed"]) == (f"fedavg+{method}", seed)
+        assert (run["rounds_done"], run["status"], run["commit"]) == (200, "done", "cfec1f0")
+        host = run["hyper_parameters"]["host"]
+        assert (host["steps"], host["B"], host["eta"]) == (20, 64, 0.01)
+        assert run["hyper_parameters"]["feedback"] is False
+
+    def before(of):
+        return [100 * r["global_points"]["before distillation"]["accuracy"] for r in of["rounds"]]
+
+    hosts = [before(runs["dfrd", seed]) for seed in range(3)]
+    assert hosts == [before(runs["fedftg", seed]) for seed in range(3)]  # one host for both
+    rows = {"FedAvg (before the distillation)": hosts} | {
+        f"FedAvg + {name}": [[100 * r["global"]["accuracy"] for r in runs[key, seed]["rounds"]] for seed in range(3)]
+        for name, key in (("DFRD", "dfrd"), ("FedFTG", "fedftg"))
+    }
+
+    def apart(of, statistic):
+        values = [statistic(curve) - statistic(host) for curve, host in zip(of, hosts, strict=True)]
+        mean, half = statistics.mean(values), 4.302653 * statistics.stdev(values) / 3**0.5  # two degrees of freedom
+        return f"{mean:+.2f} [{mean - half:.2f}, {mean + half:.2f}]"
+
+    def late(curve):
+        return statistics.mean(curve[-20:])  # every second round is tested
+
+    for name, of in rows.items():
+        tops = [max(curve) for curve in of]
+        shown = (
+            f"{', '.join(f'{top:.2f}' for top in tops)} | {statistics.mean(tops):.2f} ± {statistics.stdev(tops):.2f}"
+        )
+        above = ["-", "-"] if of is hosts else [apart(of, max), apart(of, late)]
+        means = ", ".join(f"{late(curve):.2f}" for curve in of)
+        assert f"| {shown} | {above[0]} | {means} | {above[1]} |" in text, name
+    for i, r in enumerate(runs["dfrd", 0]["rounds"]):
+        if r["round"] in (2, 10, 20, 50, 100, 150, 200):
+            cells = [f"{of[seed][i]:.2f}" for seed in range(3) for of in rows.values()]
+            assert f"| {r['round']} | {' | '.join(cells)} |" in text
+    dfrd, fedftg = rows["FedAvg + DFRD"], rows["FedAvg + FedFTG"]
+    assert f"at omega = 0.1: {apart(dfrd, max)} points in the best round" in flat
+    assert f"FedFTG is {apart(fedftg, max)} points above the same host in the best round" in flat
+    assert f"over the last 40 rounds it is {apart(fedftg, late)}" in flat
+    jumps = [max(abs(b - a) for a, b in itertools.pairwise(curve[50:])) for curve in fedftg]
+    assert [round(min(jumps)), round(max(jumps))] == [8, 10]
+    assert "jumps by 8 to 10 points" in flat
+    short = [83.24 - max(host) for host in hosts]
+    assert f"{statistics.mean(short):.1f} points below its 83.24, and seed 2 by {short[2]:.0f}" in flat
+    sure = [
+        statistics.mean(r["diagnostics"]["fidelity_mean"] for r in runs["dfrd", seed]["rounds"][-20:])
+        for seed in range(3)
+    ]
+    assert f"of {min(sure):.2f} to {max(sure):.2f} of its images" in flat

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from itertools import pairwise, product
 from typing import Any
 
+import pytest
 from pages import RESULTS, of_study, script
 
 Run = dict[str, Any]
@@ -190,3 +192,24 @@ def test_fedzges_pairs_in_words() -> None:
         f"ahead in {names[len(ahead)]} of {names[len(gaps)]} pairs*, by {ahead[1]:.0f} to {ahead[-1]:.0f} points"
         in text
     )
+
+
+@pytest.mark.parametrize("paper", ["dffke", "dfrd", "fedaf", "fedfree", "fedzge"])
+def test_a_papers_page_begins_with_its_verdict(paper: str) -> None:
+    """What comes out, what does not, above the first heading; every figure in it stands again further down.
+
+    Those of DFRD and FedFree are computed from the records by tests of their own.
+    """
+    text = (RESULTS / f"{paper}.md").read_text()
+    top, _, rest = text.partition("\n## ")
+    assert "**What comes out.**" in top
+    assert "**What does not.**" in top
+    prose = "\n".join(line for line in top.splitlines() if not line.startswith("|"))
+    tables = "\n".join(line for line in top.splitlines() if line.startswith("|"))
+    figures = re.findall(r"(?<![\d.])\d+\.\d+(?![\d.])", prose.partition("**What comes out.**")[2])
+    elsewhere = rest if paper not in ("dfrd", "fedfree") else text
+    lost = sorted({figure for figure in figures if figure not in elsewhere and figure not in tables})
+    assert not lost, f"figures of the verdict that nothing below shows: {lost}"
+    for line in tables.splitlines():
+        for figure in re.findall(r"\d+\.\d+ \[\d+\.\d+, \d+\.\d+\]", line):
+            assert figure in rest, f"the table at the top has {figure}, and nothing below"

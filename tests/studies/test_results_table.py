@@ -197,11 +197,9 @@ def test_the_published_figures_are_those_that_reproduce_has() -> None:
     checked = 0
     for cell in (cell for cell in cells if "mean" in cell):
         table = tables.get(f"{cell['paper'].lower()} {cell['table']}")
-        figures = (
-            [c.figures[cell["asked"]["method"]] for c in table.column if cell["asked"]["method"] in c.figures]
-            if table
-            else []
-        )
+        row = cell["asked"]["method"]
+        row = row.partition("+")[0] if "point" in cell else row  # before the distillation it is the host's
+        figures = [c.figures[row] for c in table.column if row in c.figures] if table else []
         if table:
             assert (cell["mean"], cell["spread"]) in figures, cell["key"]
             checked += 1

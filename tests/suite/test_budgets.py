@@ -71,6 +71,7 @@ def test_wire_bytes_are_more_than_payload(tmp_path, a_run):
     assert payload < wire < 1.03 * payload
 
 
+@pytest.mark.long
 def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
     """4 kB more in 110 kB: beyond the 1 % of growth that is allowed, and the field that grew is named."""
     run(method="outside:Fat", rounds=2, clients=3, out=tmp_path / "main")
@@ -247,6 +248,7 @@ def readme_method() -> str:
     return re.findall(r"```python\n(.*?)```", section, re.DOTALL)[0]
 
 
+@pytest.mark.long
 def test_the_readmes_workflow_works_when_copied(fedaudit, tmp_path, monkeypatch):
     """Its commands, in its order, on a package that holds the tutorial's method; only the floor on accuracy is another,
     because three rounds of that method's default settings reach next to nothing."""

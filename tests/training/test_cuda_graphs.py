@@ -17,7 +17,12 @@ from fedaudit.training.fit import Opt
 from fedaudit.training.stacked.stack import _Fitting, fit_together
 
 
-@pytest.mark.parametrize("case", CASES)
+def every_other(first: int) -> list[Any]:
+    """The cases, of which every other one runs with the long tests: those of two tests take turns."""
+    return [pytest.param(case, marks=[] if i % 2 == first else [pytest.mark.long]) for i, case in enumerate(CASES)]
+
+
+@pytest.mark.parametrize("case", every_other(0))
 def test_a_recorded_fit_is_the_eager_one_to_the_bit(case: str, replays: list[int]) -> None:
     eager, wanted = trained(case)
     steps = make(counts=COUNTS, **CASES[case])
@@ -74,7 +79,7 @@ def test_what_a_loss_draws_while_it_is_recorded_is_given_back(opt: Opt, replays:
     assert torch.equal(found[0][2], found[1][2])
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", every_other(1))
 def test_a_recorded_stack_is_what_each_would_be_alone(case: str, replays: list[int]) -> None:
     """Those that are through stay in it as idle models, and leave when they are half of it."""
     alone, wanted = trained(case)

@@ -18,7 +18,17 @@ from fedaudit import _torchvision
 from fedaudit.errors import SettingError
 from fedaudit.training import models
 
-BIG = ("resnet34", "resnet101", "resnet152", "resnet34_cifar", "resnet50_cifar", "resnet101_cifar", "resnet152_cifar")
+BIG = (
+    "efficientnet_v2_s",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "resnet34_cifar",
+    "resnet50_cifar",
+    "resnet101_cifar",
+    "resnet152_cifar",
+)
 ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for name in models.names("images")]
 SCALABLE = [name for name in ALL if name != "vit_tiny"]
 
@@ -61,6 +71,9 @@ def seeded(arch: str, shape: tuple[int, int, int] = (1, 8, 8)) -> models.Net:
         # Half of every width: 1*8*9+8 + 8*16*9+16 + 32*(16*2*2+1) + 10*(32+1).
         ("cnn@0.5", (1, 8, 8), 3_658),
         ("mlp", (1, 8, 8), 128 * 65 + 10 * 129),
+        # Convolutions with bias, batch norms of two numbers a channel, 512 features whatever the image's side.
+        ("conv4", (1, 28, 28), 64 * 10 + 128 * 577 + 256 * 1153 + 512 * 2305 + 2 * 960 + 5_130),
+        ("conv4", (3, 32, 32), 64 * 28 + 128 * 577 + 256 * 1153 + 512 * 2305 + 2 * 960 + 5_130),
         # A layer: norms 2*2*192, attention 4*192*192+4*192, MLP 2*4*192*192+5*192. Around twelve of them: positions of
         # 64 patches and the token, the token, patches of 4x4x3, last norm, classifier.
         ("vit_tiny", (3, 32, 32), 12 * 444_864 + 65 * 192 + 192 + 192 * 49 + 384 + 1_930),
@@ -98,6 +111,14 @@ def test_describe_agrees_with_the_built_model_and_draws_nothing() -> None:
 def test_the_convnet_is_the_one_of_fedaf() -> None:
     kinds = [type(m) for m in meta("convnet").encoder.children()]
     assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.AvgPool2d] * 3 + [nn.Flatten]
+
+
+def test_the_network_of_dfrds_authors_ends_in_a_mean_over_pixels() -> None:
+    layers = list(meta("conv4").encoder.children())
+    block = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
+    assert [type(m) for m in layers] == [*block, models.Halving] * 3 + [*block, nn.AdaptiveAvgPool2d, nn.Flatten]
+    x = torch.rand(2, 512, 4, 4)
+    assert torch.allclose(layers[-1](layers[-2](x)), x.mean((2, 3)))
 
 
 def test_the_cifar_stem_keeps_the_resolution() -> None:

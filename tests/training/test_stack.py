@@ -246,6 +246,7 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     assert list(cuda_graphs.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
 
 
+@pytest.mark.long
 def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it as on a GPU, without
     making kernels; the draws and so the models are those of eager training."""

@@ -60,7 +60,7 @@ def test_honest_twins_hold_on_every_engine(engine, name, ran):
     assert all(0 < client.epsilon < math.inf for client in record.ledger)
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("engine", ["serial", pytest.param("stacked", marks=pytest.mark.long)])
 def test_rates_that_fall_and_augmented_images_hold(engine, ran):
     record = ran("follows:Scheduled", engine, set={}, rounds=1, model="cnn", twins="2")
     assert (record.twins.tasks, record.twins.held) == (2, 2)
@@ -79,7 +79,7 @@ def test_outputs_of_every_mechanism_are_handed_over(how, ran):
     assert len(entries) == 9
 
 
-@pytest.mark.parametrize("engine", ["serial", "stacked", "isolated", SLOW[1]])
+@pytest.mark.parametrize("engine", ["serial", "stacked", *SLOW])
 def test_a_cheat_is_billed_on_every_engine(engine, ran):
     """It sends what it wrote into its memory a round ago."""
     record = ran("roads:Later", engine, set={}, twins="1")
@@ -87,6 +87,7 @@ def test_a_cheat_is_billed_on_every_engine(engine, ran):
     assert (record.twins.tasks, record.twins.held) == (2, 1)
 
 
+@pytest.mark.long
 def test_twins_change_nothing_in_the_run(ran):
     digests = {ran("follows:SgdTwice", set={}, twins=n, folder=n).transcript_digest for n in ("off", "1", "all")}
     assert len(digests) == 1

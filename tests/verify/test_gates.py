@@ -106,6 +106,7 @@ def test_residuals_count_the_clients_they_looked_at(copy_of, monkeypatch):
     assert not verify(folder).contradictions
 
 
+@pytest.mark.long
 def test_fail_if_refuted_looks_at_the_whole_run(fedaudit, copy_of):
     """What another test refuted in this run counts, as it does for a budget of refuted claims."""
     folder = copy_of("noised")

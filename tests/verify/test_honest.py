@@ -35,6 +35,7 @@ def accused(folder, **how) -> str:
     return "\n".join(finding.text() for finding in checked.contradictions)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", ["plain", "attacked", "noised", "trained", "summed", "shared"])
 def test_what_forgers_copy_is_honest(honest, tmp_path, name):
     """Without a contradiction, also when every task is done again."""
@@ -89,13 +90,14 @@ def test_a_stacked_run_is_compared_by_a_tolerance(tmp_path):
     assert "up to 0.01 is allowed here" in tasks.reason or "to the bit" in tasks.reason
 
 
-@pytest.mark.parametrize("mechanism", ["laplace", "discrete-gaussian"])
+@pytest.mark.parametrize("mechanism", ["laplace", pytest.param("discrete-gaussian", marks=pytest.mark.long)])
 def test_other_mechanisms_are_not_accused(tmp_path, mechanism):
     privacy = {"embeddings": {"mechanism": mechanism, "epsilon": 2.0, "sensitivity": "clip:1"}}
     fedaudit.run(**small("dffke", model="mlp", dropout=0.0, privacy=privacy), out=tmp_path / "run")
     assert not accused(tmp_path / "run", rerun=0.1, seed=1)
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_and_resumed_is_not_accused(tmp_path, monkeypatch):
     given = small("fedavg", model="mlp", rounds=3, privacy={"training": POLICIES["training"]}, norm="group")
     real = runner._one_round

@@ -125,7 +125,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_round_trip(tree):
     assert same(tree, decode_tree(encode_tree(tree)))
 
@@ -157,7 +157,7 @@ def test_truncated_is_a_wire_error(length):
 
 
 @given(st.integers(0, 8 * len(BLOB) - 1))
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_bit_flip_is_a_wire_error(bit):
     damaged = bytearray(BLOB)
     damaged[bit // 8] ^= 1 << bit % 8
@@ -187,7 +187,7 @@ def test_appended_bytes_are_a_wire_error(tail):
         ]
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_hostile_trees_with_a_right_checksum_are_wire_errors(text):
     from fedaudit.wire.codec.packing import digest
 

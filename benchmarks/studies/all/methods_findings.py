@@ -18,6 +18,13 @@ class Book:
         self.rows: Mapping[tuple[str, str], MethodRow] = {(row.partition, row.method): row for row in rows}
         self.seeds = {row.method: row.seeds for row in rows}
 
+    def seeded(self, methods: Iterable[str]) -> str:
+        """Return how many seeds these methods have, as words."""
+        found = sorted({self.seeds[method] for method in methods})
+        if len(found) > 1:
+            return f"{found[0]} to {found[-1]} seeds each"
+        return "one seed each" if found == [1] else f"{found[0]} seeds each"
+
     def of(self, method: str, partition: str) -> MethodRow:
         return self.rows[partition, method]
 
@@ -161,7 +168,7 @@ def _class_means(book: Book) -> str:
     said = "found nothing" if not worked else f"found something in {len(worked)} of {2 * 15} cases"
     return (
         "**One vector for each class gave nothing away to the attacks on such vectors.** Attacks on class means "
-        f"(FedGH, FedProto, FedTGP, FedKTL, FedDistill; one seed each) {said}; the AUC of "
+        f"(FedGH, FedProto, FedTGP, FedKTL, FedDistill; {book.seeded(CLASS_MEANS)}) {said}; the AUC of "
         + span(b.value for m in CLASS_MEANS if (b := book.of(m, IID).membership["server"]))
         + " on iid records comes from the clients' own models, which count as published where a method has no global "
         f"one, and it is that of training alone ({auc(book.of('local', IID).membership['server'])})."
@@ -175,15 +182,23 @@ def _answers(book: Book) -> str:
         of = [book.of(m, p).membership["server"] for m in who]
         return " and ".join(f"{auc(best)}{'' if best and best.found else ' (not found)'}" for best in of)
 
+    told = [m for p in (IID, SKEWED) for m in who if (best := book.of(m, p).membership["server"]) and best.found]
+    title = (
+        "Answers on public records say little of members here, and much of label shares."
+        if told
+        else "Answers on public records hide members here, and not label shares."
+    )
+    end = "is nearly so for members" if told else "holds for members as far as these attacks go"
+
     def labels(m: str) -> str:
         best = book.of(m, SKEWED).labels["server"]
         return "no figure" if best is None else f"{best.value:.2f}{'' if best.found else ' (not found)'}"
 
     return (
-        "**Answers on public records hide members here, and not label shares.** For DS-FL and MHAT the server's best "
-        f"AUC is {both(members)}, but on skewed records {labels('dsfl')} and {labels('mhat')} of the error of a guess "
-        "at the label shares is gone (one seed each): that data stay private because only answers travel holds for "
-        "members as far as these attacks go, and does not hold for label shares."
+        f"**{title}** For DS-FL and MHAT the server's best AUC is "
+        f"{both(members)}, but on skewed records {labels('dsfl')} and {labels('mhat')} of the error of a guess "
+        f"at the label shares is gone ({book.seeded(who)}): that data stay private because only answers travel {end}, "
+        "and does not hold for label shares."
     )
 
 

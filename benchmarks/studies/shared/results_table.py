@@ -81,9 +81,10 @@ def checked(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def best(record: dict[str, Any]) -> dict[str, float]:
-    """Test accuracy of the round that is best on the test set, with its interval."""
-    return max((r["global"] for r in record["rounds"]), key=lambda test: test["accuracy"])
+def best(record: dict[str, Any], point: str = "") -> dict[str, float]:
+    """Test accuracy of the round that is best on the test set, with its interval: at the end, or at a point."""
+    found = (r["global_points"][point] if point else r["global"] for r in record["rounds"])
+    return max(found, key=lambda test: test["accuracy"])
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def percent(test: dict[str, float]) -> str:
 def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
     if not records:
         return f"not run: {cell['cost']}"
-    ours = published.Ours(values(records), min(record["rounds_done"] for record in records))
+    ours = published.Ours(values(cell, records), min(record["rounds_done"] for record in records))
     why = cell.get("why", "")
     if "control" in cell:
         asked = {**cell["asked"], "set": cell["control_set"]}
@@ -153,9 +154,9 @@ def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
     return published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], off(cell, records), why)
 
 
-def values(records: list[dict[str, Any]]) -> tuple[float, ...]:
+def values(cell: dict[str, Any], records: list[dict[str, Any]]) -> tuple[float, ...]:
     """The figure of each seed, in percent."""
-    return tuple(100 * best(record)["accuracy"] for record in records)
+    return tuple(100 * best(record, cell.get("point", ""))["accuracy"] for record in records)
 
 
 def row(cell: dict[str, Any]) -> list[str]:
@@ -163,7 +164,7 @@ def row(cell: dict[str, Any]) -> list[str]:
     start = [cell["paper"], cell["table"], cell["cell"]]
     if not records:
         return [*start, cell["published"], "-", "-", f"`{cell['suite']}`", verdict(cell, records)]
-    one, found = len(records) == 1, values(records)
+    one, found = len(records) == 1, values(cell, records)
     ours = percent(best(records[0])) if one else f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
     made = Made.of(records).text(cell.get("rounds") or "?")
     figure = f"{cell['mean']:.2f} ± {cell['spread']:.2f}"
@@ -173,7 +174,7 @@ def row(cell: dict[str, Any]) -> list[str]:
 def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
     """Two cells: the published above, and what came out, by the seeds that both have, or else the first records."""
     by_seed = [
-        {r["setting"]["seed"]: 100 * best(r)["accuracy"] for r in map(read, cells[key]["records"])}
+        {r["setting"]["seed"]: values(cells[key], [r])[0] for r in map(read, cells[key]["records"])}
         for key in order["cells"]
     ]
     common = sorted(by_seed[0].keys() & by_seed[1].keys())
@@ -251,9 +252,14 @@ def kept(study: str) -> list[dict[str, Any]]:
 
 
 @functools.cache
+def tables() -> dict[str, published.Table]:
+    return {table.name: table for table in published.tables()}
+
+
+@functools.cache
 def columns_of(paper: str, table: str) -> dict[str, int]:
     """Return how many columns of a table `fedaudit reproduce` runs on each data set."""
-    found = published.find_table(paper, table)
+    found = tables()[f"{paper} {table}"]
     return dict(
         Counter(
             cell.settings[0].dataset for cell in {c.column.name: c for c in published.wanted(found, "gpu")}.values()
@@ -264,7 +270,7 @@ def columns_of(paper: str, table: str) -> dict[str, int]:
 def reproduced(item: dict[str, Any], data: str) -> list[str]:
     """Return the commands that run this item on a data set."""
     paper = item["paper"].lower()
-    known = {table.name for table in published.tables()}
+    known = tables()
     said = item.get("reproduce") or ", ".join(re.findall(r"(?<=Table )\d+", item["item"]))
     numbers = [number for number in said.split(", ") if f"{paper} {number}" in known]
     return [f"reproduce {n} ({c})" for n in numbers if (c := columns_of(paper, n).get(data))]

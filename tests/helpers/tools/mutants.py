@@ -20,9 +20,13 @@ fault: the tests fail on the code as it is, a package is missing, a process was 
 from __future__ import annotations
 
 import argparse
+import ast
+import bisect
 import compileall
 import contextlib
+import functools
 import importlib
+import itertools
 import os
 import py_compile
 import re
@@ -67,12 +71,12 @@ class Mutant:
     def where(self, root: Path = ROOT) -> tuple[Path | None, str]:
         """The file that it is about: the named one, or the only other with its text, after a move; else why."""
         path = root / self.file
-        times = path.read_text().count(self.find) if path.is_file() else 0
+        times = text_of(path).count(self.find) if path.is_file() else 0
         if times == 1:
             return path, ""
         if times > 1:
             return None, f"its text occurs {times} times in {self.file}: {self.find!r}"
-        found = [other for other in sources(root) if other.read_text().count(self.find) == 1]
+        found = [other for other in sources(root) if text_of(other).count(self.find) == 1]
         if len(found) == 1:
             return found[0], ""
         return None, f"its text occurs neither in {self.file} nor in one other file alone: {self.find!r}"
@@ -82,7 +86,7 @@ class Mutant:
         path, reason = self.where(root)
         if path is None:
             return reason
-        text = path.read_text()
+        text = text_of(path)
         if self.find == self.replace:
             return "it replaces its text by the same"
         toml = path.suffix == ".toml"
@@ -90,19 +94,49 @@ class Mutant:
             if toml:
                 tomllib.loads(self.applied(text))
             else:
-                compile(self.applied(text), str(path), "exec", dont_inherit=True)
+                compile(self.applied(around(text, self.find)), str(path), "exec", dont_inherit=True)
         except (SyntaxError, tomllib.TOMLDecodeError) as e:
             return f"{path.name} would not be {'TOML' if toml else 'Python'} any more: {e}"
         for target in self.tests:
             test, _, name = target.partition("::")
             if not (root / test).is_file():
                 return f"there is no test file {test}"
-            if name and f"def {name.split('[')[0].split('::')[-1]}(" not in (root / test).read_text():
+            if name and name.split("[")[0].split("::")[-1] not in functions(text_of(root / test)):
                 return f"{test} has no {name}"
         return None if self.tests else "it names no tests"
 
     def applied(self, text: str) -> str:
         return text.replace(self.find, self.replace)
+
+
+@functools.lru_cache(maxsize=64)
+def starts(text: str) -> list[int]:
+    """Return where in a module's text each of its outermost statements begins, decorators included, and the end."""
+    lines = [0, *itertools.accumulate(len(line) + 1 for line in text.split("\n"))]
+    first = [min([s.lineno, *(d.lineno for d in getattr(s, "decorator_list", ()))]) for s in ast.parse(text).body]
+    return [*(lines[line - 1] for line in first), len(text)]
+
+
+def around(text: str, part: str) -> str:
+    """Return the outermost statements of a module that a part of its text is in: enough to see whether they parse."""
+    at = starts(text)
+    begin = text.index(part)
+    before = bisect.bisect_right(at, begin) - 1
+    return text[at[before] if before >= 0 else 0 : at[bisect.bisect_left(at, begin + len(part), lo=max(before, 0) + 1)]]
+
+
+def text_of(path: Path) -> str:
+    return _text(path, path.stat().st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1024)
+def _text(path: Path, changed: int) -> str:
+    return path.read_text()
+
+
+@functools.lru_cache(maxsize=1024)
+def functions(text: str) -> frozenset[str]:
+    return frozenset(re.findall(r"\bdef (\w+)\(", text))
 
 
 def sources(root: Path) -> list[Path]:

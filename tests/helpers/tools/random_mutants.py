@@ -289,7 +289,7 @@ def cover(jobs: int, targets: Sequence[str]) -> int:
         here = {"COVERAGE_FILE": str(FOLDER / f"data.{i}"), "TEST_SECONDS": str(FOLDER / f"seconds.{i}.json")}
         here |= {"PYTHONPATH": os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")]), "OMP_NUM_THREADS": "1"}
         words = [sys.executable, "-m", "coverage", "run", f"--rcfile={FOLDER / 'rc'}", "-m", "pytest", "-q", "-n0",
-                 "-p", "test_contexts", "-p", "no:cacheprovider", "-p", "no:benchmark",
+                 "-p", "test_contexts", "-p", "no:cacheprovider", "-p", "no:benchmark", "-m", "not slow",
                  "--continue-on-collection-errors", *files[i::jobs]]  # fmt: skip
         running.append(subprocess.Popen(words, cwd=ROOT, env={**os.environ, **here}))
     codes = [one.wait() for one in running]

@@ -21,10 +21,13 @@ TOGETHER = {
 }  # fmt: skip
 JOINED = {"nursery": "ray"}  # the scheduler's tests want both
 SECONDS = {
-    "ray": 165, "flower": 20, "tests/epsilon/test_release_path.py": 12,
-    "tests/attack/test_reconstruction.py": 12, "tests/training/test_models.py": 9,
-    "tests/methods/test_fingerprints.py": 18, "tests/runtime/test_stacked.py": 18, "tests/reports/test_report.py": 16,
-    "tests/reports/test_html.py": 15, "tests/attacks/test_models.py": 12, "tests/attacks/test_releases.py": 12,
+    "ray": 130, "flower": 25, "tests/trust/test_billing.py": 25, "tests/trust/test_check_method.py": 18,
+    "tests/verify/test_forgeries.py": 17, "tests/reports/test_html.py": 17, "tests/epsilon/test_release_path.py": 17,
+    "tests/epsilon/test_noise_tests.py": 14, "tests/runtime/test_stacked.py": 14, "tests/trust/test_twins.py": 14,
+    "tests/test_mutants.py": 11, "tests/attacks/test_models.py": 11, "tests/reports/test_report.py": 10,
+    "tests/trust/test_roads.py": 10, "tests/training/test_models.py": 10, "tests/reports/test_brief.py": 10,
+    "tests/methods/test_datafree.py": 9, "tests/training/test_cuda_graphs.py": 9, "tests/methods/test_fedaf.py": 9,
+    "tests/reports/test_export.py": 9, "tests/test_own_budgets.py": 8, "tests/methods/by_hand/test_dfrd.py": 8,
 }  # fmt: skip
 # about, on one core; of others what follows from how many tests they have
 EACH = 0.1

@@ -116,7 +116,7 @@ def test_a_tenth_fewer_flips_are_found_in_counts(factor, least, most, monkeypatc
     there were as many flips as promised."""
     monkeypatch.setattr(randomised_response, "flip", lambda labels, u, p, k: flip(labels, u, 1 - factor * (1 - p), k))
     counts = torch.tensor([260.0, 120.0, 60.0, 40.0, 20.0, 0.0])
-    share, finding = measured(Counts, counts, ONE, 40, honest, 20, n=500)
+    share, finding = measured(Counts, counts, ONE, 40, honest, 10, n=500)
     assert finding.tells_at < 1e-3
     assert least <= share <= most
     assert finding.scale == pytest.approx(factor, rel=0.06)
