@@ -76,19 +76,40 @@ class RoundedScale(ScoreSum):
     def scale(self) -> float:
         return self._profile[0]
 
+    def _likelihood(self, scale: float) -> float:
+        return sum(_likelihood(c, scale) for c in self.cells)
+
     @cached_property
-    def _profile(self) -> tuple[float, Floats, Floats]:
+    def _profile(self) -> tuple[float, float, Floats, Floats]:
+        """Return the likeliest scale, its log-likelihood, and a grid of scales with theirs.
+
+        Between neighbours of the grid, which are 3 % apart, the scale is looked for: many numbers tell less than that.
+        """
+        from scipy.optimize import minimize_scalar  # slow to import, and not every command audits
+
         grid = np.geomspace(0.01, 4.0, 200)
-        value = np.array([sum(_likelihood(c, r) for c in self.cells) for r in grid])
-        return float(grid[int(value.argmax())]), grid, value
+        value = np.array([self._likelihood(r) for r in grid])
+        top = int(value.argmax())
+        near = float(grid[max(top - 1, 0)]), float(grid[min(top + 1, len(grid) - 1)])
+        found = minimize_scalar(lambda r: -self._likelihood(r), bounds=near, method="bounded")
+        if -found.fun > value[top]:
+            return float(found.x), -float(found.fun), grid, value
+        return float(grid[top]), float(value[top]), grid, value
 
     def limits(self, level: float, each: float) -> tuple[float, float]:
-        """From the profile of the likelihood: asymptotic."""
-        best, grid, value = self._profile
-        drop = value.max() - value
-        low = grid[(grid <= best) & (drop <= float(ndtri(level / 2)) ** 2 / 2)]
-        high = grid[(grid >= best) & (drop <= float(ndtri(each)) ** 2 / 2)]
-        return float(low.min()), float(high.max()) if high.max() < grid[-1] else math.inf
+        """Return where the likelihood has fallen so far that level and each allow no more: asymptotic."""
+        from scipy.optimize import brentq
+
+        best, most, grid, value = self._profile
+
+        def fallen(by: float, outside: Floats) -> float:
+            """Return the scale between the likeliest and one outside at which it has fallen so far."""
+            found = brentq(lambda r: most - self._likelihood(r) - by, best, float(outside[0]), xtol=1e-6)
+            return float(found)
+
+        down, up = float(ndtri(level / 2)) ** 2 / 2, float(ndtri(each)) ** 2 / 2
+        below, above = grid[(grid < best) & (most - value > down)][::-1], grid[(grid > best) & (most - value > up)]
+        return fallen(down, below) if len(below) else float(grid[0]), fallen(up, above) if len(above) else math.inf
 
 
 def _scores(low: Floats, high: Floats) -> Floats:

@@ -1,0 +1,119 @@
+"""Gaussian noise by every branch: whose entropy, which calibration, relation and dependence, and what is billed."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from noised import Counts, Images, Many, Rows, context, released
+from scipy import optimize, stats
+from torch import Tensor
+
+from fedaudit.privacy.accounting import compose
+from fedaudit.privacy.mechanisms.base import mechanism_of
+from fedaudit.privacy.policy import read_policies
+from fedaudit.wire.message import KINDS
+
+EPSILON, DELTA, C, RELEASES = 0.8, 1e-3, 1.5, 5  # `noised.context` plans five releases
+
+
+def delta_of(epsilon: float, multiplier: float) -> float:
+    """Phi(1 / 2m - epsilon m) - e^epsilon Phi(-1 / 2m - epsilon m), m = sigma / sensitivity (Balle and Wang 2018)."""
+    a, b = 1 / (2 * multiplier), epsilon * multiplier
+    return float(stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b))
+
+
+def multiplier_of(calibration: str) -> float:
+    """Exactly enough; by sqrt(2 ln(1.25 / delta)) / epsilon; or for five releases, whose squares of 1 / m add up."""
+    exact = optimize.brentq(lambda m: delta_of(EPSILON, m) - DELTA, 0.1, 100)
+    classical = math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON
+    return {"analytic": exact, "classical": classical, "total": exact * math.sqrt(RELEASES)}[calibration]
+
+
+# A row of one record; 20 rows that each depend on all records; counts, of which a record moves two or one.
+CASES: dict[str, tuple[type, Tensor, dict[str, float]]] = {
+    "record": (Rows, torch.zeros(50, 40), {"replace-one": 2 * C, "zero-out": C}),
+    "all": (Many, torch.zeros(20, 100), dict.fromkeys(("replace-one", "zero-out"), math.sqrt(20) * 2 * C)),
+    "histogram": (Counts, torch.zeros(2000), {"replace-one": math.sqrt(2), "zero-out": 1.0}),
+}
+
+
+def policy(calibration: str, relation: str, secure: bool, **more: Any) -> dict[str, Any]:
+    values = {"epsilon": EPSILON, "delta": DELTA, "sensitivity": f"clip:{C}", "calibration": calibration}
+    return {**values, "relation": relation, "secure": secure, **more}
+
+
+@pytest.mark.parametrize("depends", CASES)
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("calibration", ["analytic", "classical", "total"])
+@pytest.mark.parametrize("secure", [False, True], ids=["keyed", "secure"])
+def test_the_noise_is_as_large_as_its_branch_says(depends, relation, calibration, secure):
+    """2,000 numbers: normal by Kolmogorov and Smirnov, and of the deviation by hand within the interval of
+    chi-squared at 1 - 1e-6."""
+    cls, value, swing = CASES[depends]
+    sigma = multiplier_of(calibration) * swing[relation]
+    how, ready, (noisy,) = released(cls, value, policy(calibration, relation, secure))
+    noise = noisy.double().numpy().ravel()
+    assert ready.sigmas == pytest.approx([sigma], rel=1e-6)
+    assert stats.kstest(noise / sigma, "norm").pvalue > 1e-6
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(noise)) / len(noise)
+    assert low < np.mean(noise**2) / sigma**2 < high
+    residual = how.noise(noisy.double().numpy(), ready, 0, 0).z
+    assert residual.ravel() == pytest.approx(noise / sigma)
+    again = released(cls, value, policy(calibration, relation, secure))[2][0]
+    assert torch.equal(noisy, again) is not secure
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("calibration", ["analytic", "classical", "total"])
+def test_the_bill_is_that_of_its_branch(calibration, relation):
+    """The entry says what was drawn; composed, one release (of `total`, all five) costs what the formula gives."""
+    cls, value, swing = CASES["record"]
+    values = policy(calibration, relation, secure=False)
+    rules = read_policies({"embeddings": values}, KINDS)["embeddings"]
+    how, ready, _ = released(cls, value, values)
+    entry = how.entry("Rows.e", "embeddings", rules, ready)
+    m = multiplier_of(calibration)
+    assert entry.noise_multiplier == pytest.approx(m, rel=1e-6)
+    assert (entry.sensitivity, entry.sigma) == pytest.approx((swing[relation], m * swing[relation]), rel=1e-6)
+    assert (entry.relation, entry.delta, entry.claim, entry.clip) == (relation, DELTA, EPSILON, C)
+    count = RELEASES if calibration == "total" else 1
+    entry.rounds = list(range(1, count + 1))
+    spent = compose([entry.events()], DELTA).epsilon_of_record
+    assert delta_of(spent, m / math.sqrt(count)) == pytest.approx(DELTA, rel=1e-4)
+    assert spent == pytest.approx(EPSILON, rel=1e-4) if calibration != "classical" else spent < EPSILON
+    assert how.epsilon(m, DELTA) == pytest.approx(optimize.brentq(lambda e: delta_of(e, m) - DELTA, 0, 9), abs=1e-6)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.3])
+def test_the_epsilon_of_so_much_of_the_noise_by_hand(scale):
+    """What residuals say of the scale is turned into an epsilon by the claim's own formula."""
+    cls, value, _ = CASES["record"]
+    how, ready, _ = released(cls, value, policy("analytic", "replace-one", secure=False))
+    epsilon = how.epsilon_at(ready, scale, DELTA)
+    assert delta_of(epsilon, scale * multiplier_of("analytic")) == pytest.approx(DELTA, rel=1e-4)
+    assert how.epsilon_at(ready, 0.0, DELTA) == math.inf
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["keyed", "secure"])
+def test_bytes_are_clamped_after_the_noise(secure):
+    """300 pixels in [-1, 1], a multiplier of 0.02: sensitivity 2 sqrt(300), sigma 0.69. What lies inside is a normal
+    number that was cut off there, and as many as the normal distribution has beyond are at the ends."""
+    values = {"noise_multiplier": 0.02, "delta": DELTA, "secure": secure}
+    sigma = 0.02 * 2 * math.sqrt(300)
+    noisy = np.concatenate([released(Images, torch.zeros(3, 1, 10, 10), values, i)[2][0].numpy() for i in range(8)])
+    noise = noisy.ravel().astype(np.float64)
+    inside = noise[np.abs(noise) < 1]
+    assert np.abs(noise).max() == 1
+    assert stats.kstest(inside, stats.truncnorm(-1 / sigma, 1 / sigma, scale=sigma).cdf).pvalue > 1e-6
+    beyond = 2 * stats.norm.sf(1 / sigma)
+    low, high = stats.binom.interval(1 - 1e-6, len(noise), beyond)
+    assert low <= (np.abs(noise) == 1).sum() <= high
+
+
+def test_it_is_the_mechanism_of_these_policies():
+    made = context(embeddings=policy("analytic", "replace-one", secure=False))
+    assert mechanism_of(made.policies["embeddings"]).name == "gaussian"
