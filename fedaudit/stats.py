@@ -93,6 +93,26 @@ def student_t(values: Sequence[float], confidence: float = 0.95) -> Estimate:
     return Estimate(value=mean, low=mean - half, high=mean + half, interval="Student's t", n=n)
 
 
+def mean_in_range(values: Sequence[float], lowest: float, highest: float, confidence: float = 0.95) -> Estimate:
+    """Return the mean of values that cannot lie outside of a range, with an interval that does not leave it either.
+
+    It is Student's interval of the mean's place in the range on the scale of log odds (by the delta method: the
+    deviation there is that of the mean, divided by u (1 - u) for a mean at u of the way).
+    """
+    found = student_t(values, confidence)
+    if found.value is None or found.high is None:
+        return found
+    lowest, highest = min(lowest, *values), max(highest, *values)  # no more than the values themselves
+    half, width = found.high - found.value, highest - lowest
+    if half == 0 or width == 0:
+        return found
+    u = (found.value - lowest) / width
+    reach = math.exp(min(half / width / (u * (1 - u)), 700.0))  # the odds at the upper end over those of the mean
+    odds = u / (1 - u)
+    low, high = (lowest + width * o / (1 + o) for o in (odds / reach, min(odds * reach, 1e300)))
+    return Estimate(value=found.value, low=low, high=high, interval="Student's t of the log odds", n=found.n)
+
+
 def sampled_mean(values: Sequence[float], of: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return an interval for the mean over `of` numbers from 0 to 1, of which `values` were drawn without replacement.
 

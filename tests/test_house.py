@@ -157,6 +157,7 @@ NOT_A_MODULE = {
     "privacy/test_one_epsilon": "a derivation through ledger, accounting and mechanisms",
     "reports/test_conclusions": "a made-up audit with known conclusions, through all of the room",
     "runtime/test_own": "a user's own model and data through every room",
+    "runtime/test_summands": "methods whose replies are added up in another form, through runs and audits",
     "suite/test_kill": "kills at random instants, minutes long",
     "suite/test_seeds_together": "a row through scheduler, worker and cell",
     "verify/test_forgeries": "a forged folder, whatever part of it",

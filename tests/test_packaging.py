@@ -173,10 +173,11 @@ def test_the_wheel_alone_runs_a_method_a_private_run_an_attack_and_a_report(whee
     (site,) = venv.glob("lib/python*/site-packages")
     here = Path(pytest.__file__).parents[1]
     pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index"]
-    assert subprocess.run([*pip, str(wheel)], check=False).returncode == 0
+    # Without the path to a checkout: pip would take what is there for the installed package.
+    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    assert subprocess.run([*pip, str(wheel)], env=env, check=False).returncode == 0
     # Dependencies come from here. The wheel's own folder is first in the path, so its fedaudit is found.
     (site / "dependencies.pth").write_text(f"{here}\n")
-    env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
 
     def fedaudit(*words):
         done = subprocess.run(

@@ -17,6 +17,7 @@ from fedaudit.stats import (
     check_interval,
     checked,
     clopper_pearson,
+    mean_in_range,
     mean_std,
     missing_class,
     parted,
@@ -70,6 +71,38 @@ def test_means_by_hand():
     assert (one.value, one.low, one.high, one.n) == (4.0, None, None, 1)
     assert student_t([]).value is None
     assert all(map(math.isnan, mean_std([])))
+
+
+def test_a_mean_in_its_range_by_hand():
+    """0.8 and 0.9 in [-1, 1]: the mean 0.85 is at 0.925 of the way, odds 12.333. Student's half width is 12.7062 * 0.05
+    = 0.63531, 0.317655 of the range, by 0.925 * 0.075 = 0.069375: 4.57881 in log odds. Odds 12.333 / 97.398 = 0.126627
+    and 1201.24: 0.112395 and 0.999168 of the way.
+    """
+    found = mean_in_range([0.8, 0.9], -1, 1)
+    assert found.value == pytest.approx(0.85)
+    assert (found.low, found.high) == (
+        pytest.approx(2 * 0.112395 - 1, abs=1e-4),
+        pytest.approx(2 * 0.999168 - 1, abs=1e-5),
+    )
+    assert student_t([0.8, 0.9]).high > 1, "which SSIM cannot be"
+    same = mean_in_range([1.0, 1.0], -1, 1)
+    assert (same.low, same.high) == (1.0, 1.0)
+    assert mean_in_range([0.5], 0, 1).low is None
+    assert mean_in_range([], 0, 1).value is None
+    far = mean_in_range([0.0, 0.0, 1e-9], 0, 1)
+    assert 0 <= far.low < far.value < far.high <= 1
+    assert mean_in_range([0.5, 1.5], 0, 1).high <= 1.5, "values beyond the range widen it"
+
+
+def test_intervals_in_a_range_hold_what_they_promise():
+    """Means of skewed values in [0, 1], 400 samples: nearly as many intervals hold the mean as are to, everywhere."""
+    rng = np.random.default_rng(7)
+    for n, (a, b) in ((8, (2, 5)), (8, (8, 1.5)), (60, (1, 12))):
+        held = 0
+        for _ in range(400):
+            found = mean_in_range(rng.beta(a, b, n).tolist(), 0, 1)
+            held += found.low <= a / (a + b) <= found.high
+        assert held >= 0.92 * 400, (n, a, b)
 
 
 def test_a_sampled_mean_by_hand():

@@ -11,11 +11,14 @@ update, by simulating the client's own steps: plain SGD with its public batch si
   the range of pixels are not such a mean of one sign and are dropped. Of the rest, the ones with the largest bias
   update are taken, no two alike.
 
-The papers leave these points open, and we chose. Labels of several records are inferred from the last bias: its
-gradient is the mean of p - y, and p is taken as the model's mean on auxiliary images (for one record: the entry below
-zero, as iDLG does). The order of the records in a client's epochs is not known; other orders are simulated. If a client
-has more than `most` records, `most` images are asked for in one averaged step. This does not simulate what happened
-and recovers little. Settings `epochs`, `size` and `eta` are the method's E, B and eta if it has them.
+The papers leave these points open, and we chose. Labels of several records are inferred before images are matched,
+from the last bias: its gradient is the mean of p - y, and p is taken as the model's mean on auxiliary images (for one
+record: the entry below zero, as iDLG does). A class whose entry is below zero is there in any case, because p is above
+zero. The order of the records in a client's epochs is not known; other orders are simulated. If a client has more than
+`most` records, `most` images are asked for in one averaged step. This does not simulate what happened and recovers
+little: 200 steps from one start are made for it. Else there are 2,000 steps, or as many as their operations allow
+(`forecast` in _matching.py), and four starts, of which the one that matches the update best is kept. A search whose
+loss no longer falls ends sooner. Settings `epochs`, `size` and `eta` are the method's E, B and eta if it has them.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ from torch.nn.functional import one_hot
 from fedaudit.attack.claims import Reconstructions
 from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attacks.inversion._invert import stacks_on, starts
-from fedaudit.attacks.inversion._matching import Steps, Update, flat, match_cosine, simulated
+from fedaudit.attacks.inversion._matching import LEAST, Steps, Update, flat, forecast, match_cosine, simulated
 from fedaudit.attacks.shared._models import records as records_of
 from fedaudit.attacks.shared._view import in_chunks, received, uploaded
 from fedaudit.progress import Watch, unwatched
@@ -41,6 +44,9 @@ from fedaudit.shape import IMAGES, Kind
 from fedaudit.training.fit import batches
 from fedaudit.training.models import Net
 
+CALL = 50  # steps of L-BFGS after which the loss is looked at
+GAIN = 0.01  # share of the loss by which it has to fall in these
+STARTS = 4  # of a search that simulates what happened
 EXACT = 1e-7  # relative squared distance of updates below which a further restart cannot improve
 
 
@@ -48,10 +54,10 @@ EXACT = 1e-7  # relative squared distance of updates below which a further resta
 class GradientMatch(Attack):
     takes: ClassVar[frozenset[Kind]] = IMAGES
     form: Literal["cosine", "dlg", "idlg", "closed"] = "cosine"
-    steps: int = Field(200, ge=1)  # of the optimiser
+    steps: int | None = Field(None, ge=1)  # of the optimiser, at most; None: as many as the forecast allows
     lr: float = Field(0.1, gt=0)  # of Adam
     tv: float = Field(1e-3, ge=0)  # cosine: weight of the total variation
-    restarts: int = Field(1, ge=1)
+    restarts: int | None = Field(None, ge=1)  # None: 4, or 1 if there are more records than images
     together: int = Field(16, ge=1)  # cosine, on a GPU: restarts, of all clients, that are descended at the same time
     most: int = Field(8, ge=1)  # images from one update
     uploads: int = Field(1, ge=1)  # the first so many that the transcript kept
@@ -96,14 +102,23 @@ class GradientMatch(Attack):
             count = min(n, self.most)
             labels = None if self.form == "dlg" else inferred(model, update, steps, count, scene.auxiliary[0])
             begin = starts(scene, count, rng)
-            how: dict[str, Any] = {"iterations": self.steps, "restarts": self.restarts, "tell": scene.tell}
+            how = self._search(scene, model, n, steps) | {"tell": scene.tell}
             if self.form == "cosine":
                 assert labels is not None
-                how |= {"tv": self.tv, "lr": self.lr, "together": self.together}
+                how |= {"tv": self.tv, "lr": self.lr, "together": self.together, "trial": trial(how["iterations"])}
                 images.append(match_cosine(model, update, steps, labels, begin, **how))
             else:
                 images.append(match_lbfgs(model, update, steps, labels, scene.classes, begin, rng, **how))
         return Reconstructions(torch.cat(images))
+
+    def _search(self, scene: Scene, model: Net, n: int, steps: Steps) -> dict[str, Any]:
+        """Return how many steps and starts a search has."""
+        simulates = n <= self.most
+        iterations = self.steps or LEAST
+        if self.steps is None and simulates:
+            like = torch.zeros(n, *scene.shape, device=scene.device)
+            iterations = forecast(model, like, scene.classes, steps)
+        return {"iterations": iterations, "restarts": self.restarts or (STARTS if simulates else 1)}
 
     def _updates(self, scene: Scene) -> list[tuple[Net, Update]]:
         """Return the models that were sent, ready to be differentiated, and the update of each; oldest first."""
@@ -149,16 +164,24 @@ def inferred(model: nn.Module, update: Update, steps: Steps, n: int, auxiliary: 
         p = in_chunks(model.eval(), auxiliary).double().softmax(1).mean(0)
     model.train(was)
     counts = n * (p - gradient)
-    whole = counts.clamp(min=0).floor()
-    for _ in range(n):  # correct the number of labels until there are n
+    held = torch.zeros_like(gradient)  # records that each class has at least
+    held[gradient.argsort()[:n]] = 1
+    held[gradient >= 0] = 0
+    whole = torch.maximum(counts.floor(), held)
+    for _ in range(2 * n):  # correct the number of labels until there are n
         if whole.sum() > n:
-            whole[(counts - whole).masked_fill(whole == 0, math.inf).argmin()] -= 1
+            whole[(counts - whole).masked_fill(whole <= held, math.inf).argmin()] -= 1
         elif whole.sum() < n:
             whole[(counts - whole).argmax()] += 1
     return torch.arange(len(whole), device=whole.device).repeat_interleave(whole.long())[:n]
 
 
 # --- matching --------------------------------------------------------------------------------------------------------
+
+
+def trial(iterations: int) -> int:
+    """Return after how many steps only the best of several starts goes on; 0 if there are too few to choose by."""
+    return iterations // 20 if iterations >= 2 * LEAST else 0
 
 
 def match_lbfgs(
@@ -183,7 +206,6 @@ def match_lbfgs(
     size = wanted.square().sum()
     best, least = None, math.inf
     for r in range(restarts):
-        tell(r, restarts, f"restart {r + 1} of {restarts}")
         x = begin(r).double().requires_grad_()
         if labels is None:
             guess = torch.randn(len(x), classes, generator=rng, device=x.device, dtype=x.dtype).requires_grad_()
@@ -191,8 +213,8 @@ def match_lbfgs(
         else:
             guess, free = one_hot(labels, classes).to(x), [x]
         optimiser = torch.optim.LBFGS(
-            free, max_iter=iterations, history_size=50, line_search_fn="strong_wolfe", tolerance_change=1e-16,
-            tolerance_grad=1e-14,
+            free, max_iter=min(iterations, CALL), history_size=50, line_search_fn="strong_wolfe",
+            tolerance_change=1e-16, tolerance_grad=1e-14,
         )  # fmt: skip
 
         def gap(x: Tensor = x, guess: Tensor = guess) -> Tensor:
@@ -205,8 +227,14 @@ def match_lbfgs(
                 t.grad = g
             return float(value.detach())
 
-        optimiser.step(closure)
-        value = float(gap().detach())
+        value = math.inf
+        for done in range(0, iterations, CALL):
+            tell(r + done / iterations, restarts, f"restart {r + 1} of {restarts}, step {done} of {iterations}")
+            before = value
+            optimiser.step(closure)
+            value = float(gap().detach())
+            if not value < (1 - GAIN) * before or value < EXACT:
+                break
         if best is None or value < least:
             best, least = x.detach(), value
         if least < EXACT:

@@ -17,7 +17,8 @@ nearer to what was trained on than to what was not.
 
 `cosine` is taken between features of a fixed reference: the registered `cnn`, seeded, trained on the auxiliary set.
 Baselines have the freedom that the attack has: if it is matched to records, so are they. Intervals assume that images
-are independent draws. An attack beats the baselines
+are independent draws; those of MSE, PSNR, SSIM and cosine do not leave the values that these can have. An attack beats
+the baselines
 
 - in MSE, if the paired difference to each of them is above zero beyond its interval; if images are assigned, the
   difference to members drawn anew too, because images that come near to everything come near to members;
@@ -42,7 +43,7 @@ from torch import Tensor, nn
 
 from fedaudit.attack import pictures
 from fedaudit.attack.claims import Attacked, Reconstructions
-from fedaudit.attack.similarity import DATA_RANGE, mse, pixels, psnr, ssim, window_for
+from fedaudit.attack.similarity import DATA_RANGE, PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
 from fedaudit.errors import ContractError, DataError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.attack_result import (
@@ -54,13 +55,14 @@ from fedaudit.runtime.attack_result import (
     ReconstructionScores,
 )
 from fedaudit.runtime.world import World
-from fedaudit.stats import Estimate, clopper_pearson, student_t
+from fedaudit.stats import Estimate, clopper_pearson, mean_in_range, student_t
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
 from fedaudit.training.losses import ce
 from fedaudit.wire.codec import digest_of
 
-MEANS = ("mse", "psnr", "ssim", "cosine")
+RANGES = {"mse": (0.0, DATA_RANGE**2), "psnr": (0.0, PSNR_LIMIT), "ssim": (-1.0, 1.0), "cosine": (-1.0, 1.0)}
+MEANS = tuple(RANGES)
 DECIDING = 0.975  # confidence of each of the two measures that decide
 SHOWN = 10  # images in a picture
 NEAR = 1e-6  # distances below this are copies; keeps the logarithm of a ratio finite
@@ -332,8 +334,12 @@ def _mean(values: np.ndarray, confidence: float = 0.95) -> Estimate:
     return student_t(values[~np.isnan(values)].tolist(), confidence)
 
 
+def _within(values: np.ndarray, lowest: float, highest: float) -> Estimate:
+    return mean_in_range(values[~np.isnan(values)].tolist(), lowest, highest)
+
+
 def _estimates(scores: Scores) -> ReconstructionScores:
-    found = {measure: _mean(scores[measure]) for measure in MEANS}
+    found = {measure: _within(scores[measure], *RANGES[measure]) for measure in MEANS}
     rate, ratio = _rate(scores["hit"], scores["chance"]), _ratio(scores["log_ratio"])
     return ReconstructionScores(**found, identification=rate, ratio=ratio)
 

@@ -30,7 +30,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedaudit.epsilon.private_steps import MadeTraining, Span, StepWatch, Told, aligned, sum_of_noise
+from fedaudit.epsilon.private_steps import MadeTraining, Span, StepWatch, Told, aligned, doubled, sum_of_noise
 from fedaudit.errors import FedauditError, ThreatError
 from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained, fit_private_together, private_stacks
 from fedaudit.privacy.mechanism import prepare, with_noise
@@ -240,8 +240,8 @@ class Witness(Client):
         key = (os.urandom(16).hex(),) if policy.secure else self._key
         if fitted.steps:
             fit = PrivateFit(
-                self.id, self.t, before, loss, tuple(_double(row) for row in rows),
-                {name: _double(value) for name, value in (options["given"] or {}).items()},
+                self.id, self.t, before, loss, tuple(doubled(row) for row in rows),
+                {name: doubled(value) for name, value in (options["given"] or {}).items()},
                 options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
                 policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
                 self._site.people(), self.stacked,
@@ -393,18 +393,6 @@ def noise_of(fit: PrivateFit) -> Stepped:
     noise = {name: (clean[name] - noisy[name]) / unit for name in clean}
     directions = {name: (start[name] - clean[name]) / STEP for name in clean}
     return Stepped(fit.client, fit.round, fit.sigma, fit.count, noise, directions, largest)
-
-
-def _double(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.double() if value.is_floating_point() else value
-    if isinstance(value, nn.Module):
-        return copy.deepcopy(value).double()
-    if isinstance(value, Mapping):
-        return type(value)({key: _double(item) for key, item in value.items()})  # type: ignore[call-arg]
-    if isinstance(value, list | tuple):
-        return type(value)(_double(item) for item in value)
-    return value
 
 
 def apart(a: Any, b: Any) -> float:

@@ -173,7 +173,7 @@ class StepWatch(Training):
         told = self.told
         expected = max(1, round(told.q * told.n))
         total = {name: torch.zeros_like(p, dtype=torch.float64) for name, p in self._parameters.items()}
-        rows = [_double(row) for row in rows]
+        rows = [doubled(row) for row in rows]
         for begin in range(0, len(rows[0]), ROWS):
             part = [row[begin : begin + ROWS] for row in rows]
             for name, g in self._clipped(part, check=begin == 0).items():
@@ -191,7 +191,7 @@ class StepWatch(Training):
 
     def _spanned(self, noise: Mapping[str, Floats], drawn: Tensor) -> Span:
         told = self.told
-        part = [_double(row[self._span_rows.to(row.device)]) for row in told.rows]
+        part = [doubled(row[self._span_rows.to(row.device)]) for row in told.rows]
         clipped = self._clipped(part)
         matrix = torch.cat([clipped[name].flatten(1) for name in noise], 1)  # records x parameters
         z = torch.from_numpy(np.concatenate([noise[name].ravel() for name in noise])).to(matrix)
@@ -259,20 +259,21 @@ def _array(t: Tensor) -> Floats:
     return flat.detach().double().cpu().numpy()
 
 
-def _double(value: Any) -> Any:
+def doubled(value: Any) -> Any:
+    """Return a copy of a tree in which all that has decimals, models too, is in double precision."""
     if isinstance(value, Tensor):
         return value.double() if value.is_floating_point() else value
     if isinstance(value, nn.Module):
         return copy.deepcopy(value).double()
     if isinstance(value, Mapping):
-        return type(value)({key: _double(item) for key, item in value.items()})  # type: ignore[call-arg]
+        return type(value)({key: doubled(item) for key, item in value.items()})  # type: ignore[call-arg]
     if isinstance(value, list | tuple):
-        return type(value)(_double(item) for item in value)
+        return type(value)(doubled(item) for item in value)
     return value
 
 
 def _doubles(given: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _double(value) for name, value in (given or {}).items()}
+    return {name: doubled(value) for name, value in (given or {}).items()}
 
 
 def aligned(sent: Floats, again: Floats, noise: Floats) -> tuple[float, float]:

@@ -10,6 +10,7 @@ that an auditor needs are in a table of their own there, or are given when the a
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import importlib
 import os
@@ -39,6 +40,7 @@ from fedaudit.runtime.folder import locked
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Setting, read_toml
 
+STARTERS = ("start_client", "start_numpy_client", "start_server", "start_simulation")
 METHOD = "fedaudit.flower.method:FlowerApp"
 ERRORS = "errors.log"  # in the run folder: what nodes' and servers' exceptions said
 
@@ -58,12 +60,20 @@ class App:
 
 def read_app(folder: Path) -> App:
     """Return the app in a folder, as its pyproject.toml describes it. This imports its code."""
-    values = read_toml(folder / "pyproject.toml")
+    described = (folder / "pyproject.toml").exists() or _started_by_script(folder) is None
+    values = read_toml(folder / "pyproject.toml") if described else {}
     tool = values.get("tool", {})
     try:
         said = tool["flwr"]["app"]
         halves = said["components"]["clientapp"], said["components"]["serverapp"]
     except (KeyError, TypeError):
+        if (place := _started_by_script(folder)) is not None:
+            raise SettingError(
+                f"{folder} is not a Flower app but a script: {place}. Only an app has halves that the audit can run. "
+                "Give the script's client_fn and strategy to ClientApp(client_fn=...) and ServerApp(config=..., "
+                "strategy=...), and name both in pyproject.toml under [tool.flwr.app.components], or call "
+                "fedaudit.flower.audited with them."
+            ) from None
         raise SettingError(
             f"{folder / 'pyproject.toml'} does not describe a Flower app: [tool.flwr.app.components] with clientapp "
             "and serverapp is missing. Add it."
@@ -79,6 +89,21 @@ def read_app(folder: Path) -> App:
     return App(
         name, client, server, flat(said.get("config", {})), ours.get("kinds", {}), ours.get("adapter"), halves[0]
     )
+
+
+def _started_by_script(folder: Path) -> str | None:
+    """Return in words where a file of the folder starts clients or a server by itself; None if none does.
+
+    Flower's older functions do that, over a network, and return when all is over: there is nothing to put an audit in.
+    """
+    for path in sorted(folder.glob("*.py")):
+        with contextlib.suppress(SyntaxError, ValueError, OSError):
+            for node in ast.walk(ast.parse(path.read_bytes())):
+                called = node.func if isinstance(node, ast.Call) else None
+                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
+                if name in STARTERS:
+                    return f"{path.name}, line {node.lineno}, calls {name}"  # type: ignore[attr-defined]
+    return None
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -275,12 +300,21 @@ def run_app(
                 raise pair.server.failure from e
             with open(pair.folder / ERRORS, "a") as log:
                 log.write(f"server: {''.join(traceback.format_exception(e))}\n")
+            first = _first_cause(e)  # Flower's simulation puts an error of its own around it
+            who = "The app's server" if pair.server.begun else "Flower's simulation did not begin the app: it"
             raise RunError(
-                f"The app's server failed: {type(e).__name__}: {e}{raised_at(e)}. {pair.folder / ERRORS} has the rest."
+                f"{who} failed: {type(first).__name__}: {first}{raised_at(first)}. {pair.folder / ERRORS} has the rest."
             ) from e
     if (record := pair.record()).status != "done":
         raise RunError("The runtime ended before the app's server had: its run is not complete. Run the app again.")
     return record
+
+
+def _first_cause(e: BaseException) -> BaseException:
+    """Return the error that an error was raised from, and so on to the first."""
+    while e.__cause__ is not None:
+        e = e.__cause__
+    return e
 
 
 def in_simulation(pair: Audited, nodes: int) -> None:

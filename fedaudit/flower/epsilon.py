@@ -31,6 +31,7 @@ from fedaudit.errors import RunError, SettingError
 from fedaudit.flower.claims import TRIED_AS, LocalClaim, local_claims, training_mods
 from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of, contents_of, tensor_of
+from fedaudit.flower.uploads import audit_uploads
 from fedaudit.progress import Watch, unwatched
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.folder import RunFolder
@@ -52,7 +53,8 @@ def audit_mods(
 ) -> list[EpsilonAudit]:
     """Test the claim of each local DP mod around an app's training by `trials` uploads of each of two updates.
 
-    The request is one of the run's. Return the audits, which are also kept in the run folder.
+    The request is one of the run's. The uploads that left the run are held against the claim, too
+    (fedaudit.flower.uploads). Return the audits, which are also kept in the run folder.
     """
     if trials < 2:
         raise SettingError(f"--trials {trials}: a bound needs at least 2 uploads of each update. Try 1000.")
@@ -64,11 +66,17 @@ def audit_mods(
         )
     entry, content = _request(run)
     found: list[EpsilonAudit] = []
+    kind = _kind(run)
     for claim in claims:
+        found.append(audit_uploads(run, app, claim, kind, confidence))
         scores = _scores(app, claim, content, trials, seed, watch or unwatched)
         found += [_held(run, entry, claim, name, bound, scores, confidence) for name, bound in TESTS.items()]
     save_audits(run.folder, run.record.transcript_digest, found)
     return found
+
+
+def _kind(run: RunFolder) -> str:
+    return "weights" if any(f.kind == "weights" for f in run.record.releases) else "unmapped"
 
 
 def _request(run: RunFolder) -> tuple[TranscriptEntry, RecordDict]:
@@ -151,7 +159,7 @@ def _held(
     scores: np.ndarray,
     confidence: float,
 ) -> EpsilonAudit:
-    kind = "weights" if any(f.kind == "weights" for f in run.record.releases) else "unmapped"
+    kind = _kind(run)
     ledger = next((c for c in run.record.ledger if c.client == entry.client), None)
     apart = min(claim.sensitivity, 2 * claim.clip)
     place = AuditedClaim(

@@ -44,7 +44,9 @@ class LocalGrid(Grid):
         self._numbers = itertools.count(1)
         self._asked = dict.fromkeys(self.contexts, 0)
         self._replies: dict[str, Message] = {}
-        self._lock = threading.RLock()  # one node at a time: each has this process's generators for itself
+        # One node at a time: each has this process's generators for itself. An audit of this grid takes the same lock:
+        # Python before 3.11.8 fails if two threads read the header of an array at once (python/cpython#106905).
+        self.lock = threading.RLock()
 
     def set_run(self, run: Run) -> None:
         self._run = run
@@ -63,7 +65,7 @@ class LocalGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
         sent = list(messages)
-        with self._lock:
+        with self.lock:
             for message in sent:
                 message.metadata.__dict__["_message_id"] = f"{next(self._numbers):036d}"  # has the length of a UUID
             for message in sorted(sent, key=lambda m: m.metadata.dst_node_id):
@@ -71,7 +73,7 @@ class LocalGrid(Grid):
         return [message.metadata.message_id for message in sent]
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        with self._lock:
+        with self.lock:
             found = [self._replies.pop(id_) for id_ in message_ids if id_ in self._replies]
         return sorted(
             found, key=lambda m: m.metadata.src_node_id

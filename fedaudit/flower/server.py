@@ -22,6 +22,7 @@ from flwr.supercore.run import Run, RunNotRunningException
 from fedaudit.errors import FedauditError, RunError
 from fedaudit.errors import place_of as raised_at
 from fedaudit.flower.client import FAILED, PARTITION, ROLL_CALL, Told
+from fedaudit.flower.in_process_runtime import LocalGrid
 from fedaudit.flower.messages import AUDIT, Field, fields_of, frame_bytes
 from fedaudit.flower.record_kinds import Names
 from fedaudit.flower.recorder import Answer, Fields, Recorder, Sending
@@ -29,13 +30,15 @@ from fedaudit.flower.round_number import round_number
 from fedaudit.flower.secure_sums import typed
 from fedaudit.flower.strategies import watched_strategies
 
+ROLL_CALL_S = 300  # seconds that nodes have to say their numbers: a process of a simulation may start in a minute
+
 
 class AuditedGrid(Grid):
     """A grid whose every exchange is recorded."""
 
     def __init__(self, inner: Grid, recorder: Recorder):
         self.inner, self.recorder = inner, recorder
-        self.lock = threading.RLock()
+        self.lock = inner.lock if isinstance(inner, LocalGrid) else threading.RLock()
         self.failure: FedauditError | None = None  # the first error of the audit itself
         self._numbers: dict[int, int] = {}  # node id: partition-id
         self._sent: dict[str, Sending] = {}  # by message id: pushed, and not yet pulled
@@ -189,14 +192,21 @@ class AuditedGrid(Grid):
     def _call_roll(self) -> None:
         nodes = [n for n in self.inner.get_node_ids() if n not in self._numbers]
         calls = [Message(RecordDict(), dst_node_id=n, message_type=ROLL_CALL) for n in nodes]
-        for reply in self.inner.send_and_receive(calls, timeout=60):
+        silent = set(nodes)
+        for reply in self.inner.send_and_receive(calls, timeout=ROLL_CALL_S):
             if not reply.has_error():
+                silent.discard(reply.metadata.src_node_id)
                 said = int(cast(Any, reply.content[AUDIT])[PARTITION])
                 if said >= 0 and said not in self._numbers.values():
                     self._numbers[reply.metadata.src_node_id] = said
         for n in sorted(nodes):  # nodes without a partition-id, or that are gone
             if n not in self._numbers:
                 self._numbers[n] = next(k for k in range(len(nodes) + 1) if k not in self._numbers.values())
+            if n in silent:  # perhaps it only starts slowly, and will take part
+                self.recorder.note(
+                    f"node {n} did not say in time which partition it holds: it counts as client {self._numbers[n]}, "
+                    "and may hold the records of another"
+                )
 
 
 def _answered(reply: Message) -> str:
@@ -211,8 +221,10 @@ class AuditedServerApp(ServerApp):
         super().__init__()
         self.inner, self.make_recorder, self.config = inner, recorder, config
         self.failure: FedauditError | None = None  # the error of the audit that ended the run
+        self.begun = False  # whether a runtime has called it
 
     def __call__(self, grid: Grid, context: Context) -> None:
+        self.begun = True
         recorder = self.make_recorder()
         audited = AuditedGrid(grid, recorder)
         if self.config is not None:

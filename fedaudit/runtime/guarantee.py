@@ -23,8 +23,8 @@ def guarantee_of(setting: Setting) -> Guarantee | None:
         )
     if policy.quantile is not None and setting.aggregate == "secure":
         raise PrivacyError(
-            "privacy.updates: a clip that follows a quantile needs the norms of single updates, and under secure "
-            "aggregation the server has only their sum. Leave `quantile` out, or use plain sums."
+            "privacy.updates: a clip that follows a quantile needs a vote of each client, and the masked vectors of "
+            "secure aggregation carry none. Leave `quantile` out, or use plain sums."
         )
     poisson = setting.sampling == "poisson"
     found = Guarantee(policy, setting.clients, setting.rounds, setting.participation, poisson)

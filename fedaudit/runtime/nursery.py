@@ -55,7 +55,15 @@ class Nursery:
 
     @property
     def spent(self) -> bool:
-        return self._process.poll() is not None or (self._served > 0 and self._word == b"o")
+        """Tell whether it can serve no party any more: it has ended, or serves one only and has done so."""
+        if self._served > 0 and self._word == b"o":
+            return True
+        try:  # not by its exit code, which is known to its parent only, and a fork of that one may ask, too
+            return not self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
 
     def hand_over(self, connection: socket.socket) -> None:
         self.wait()
@@ -75,18 +83,27 @@ class Nursery:
             self._process.wait()
 
 
-_nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: forked ones must not share
+_nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: two that run at a time must not share
 
 
-def nursery_of_twins() -> Nursery:
-    """Return the process from which hosts of twins are forked: one for all runs of this process."""
+def nursery_of_twins(preload: Sequence[str] = ()) -> Nursery:
+    """Return the process from which hosts of twins are forked: one for all runs of this process.
+
+    If it has to be started, it imports the modules `preload` once for all hosts.
+    """
     mine = _nurseries.get(os.getpid())
     if mine is not None and not mine[0].spent:
         return mine[0]
-    _end()
+    end()
     scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
-    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder"]), scratch
+    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder", *preload]), scratch
     return _nurseries[os.getpid()][0]
+
+
+def take_over() -> None:
+    """Take over the parent's process for twins, if it has one. The parent must wait until this fork has ended."""
+    if (of_parent := _nurseries.get(os.getppid())) is not None and os.getpid() not in _nurseries:
+        _nurseries[os.getpid()] = of_parent
 
 
 def has_twins(privacy: object, twins: str) -> bool:
@@ -94,18 +111,23 @@ def has_twins(privacy: object, twins: str) -> bool:
     return bool(privacy) and twins not in ("off", "0")
 
 
-def start_for(policies: Iterable[str], twins: str) -> None:
-    """Start the process for the twins of a run in the background, if the run has any.
+def is_needed(policies: Iterable[str], twins: str) -> bool:
+    """Return whether a run will want the process for twins.
 
     `policies` are kinds of releases, or policies as texts. Sums are protected as sums, and have no twins.
     """
-    kinds = {text.partition(":")[0] for text in policies}
-    if has_twins(kinds - {"updates"}, twins):
+    return has_twins({text.partition(":")[0] for text in policies} - {"updates"}, twins)
+
+
+def start_for(policies: Iterable[str], twins: str) -> None:
+    """Start the process for the twins of a run in the background, if the run has any."""
+    if is_needed(policies, twins):
         nursery_of_twins()
 
 
 @atexit.register
-def _end() -> None:
+def end() -> None:
+    """End the process for twins of this process, if there is one, and remove its folder."""
     mine = _nurseries.pop(os.getpid(), None)
     if mine is not None:
         mine[0].close()

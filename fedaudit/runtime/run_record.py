@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic_core import to_json
 
 from fedaudit.errors import FedauditError, RunError, last_frame
 from fedaudit.privacy.ledger import ClientLedger
@@ -483,7 +484,7 @@ def audit_seconds(folder: Path, transcript_digest: str) -> dict[str, float]:
 
 def _save_beside(folder: Path, name: str, transcript_digest: str, found: list[dict[str, Any]], **more: Any) -> None:
     saved = {"transcript_digest": transcript_digest, name: found, **more}
-    write_atomic(folder / f"{name}.json", json.dumps(saved, indent=1).encode())
+    write_atomic(folder / f"{name}.json", to_json(saved, indent=1))  # json.dumps takes ten times as long if it indents
 
 
 def _read_beside(record: Path, name: str, transcript_digest: str, of: TypeAdapter[list[T]]) -> list[T]:

@@ -3,7 +3,8 @@
 A line may also name several cells that differ in the seed alone. Their runs then go on side by side.
 
 It imports everything once and forks for each cell. So a cell starts at once, its peak memory is its own, and whatever
-kills it (memory, a crash in a user's extension) kills nothing else. When the audit ends, its end of the pipe closes,
+kills it (memory, a crash in a user's extension) kills nothing else. The process from which twins are forked is started
+once for all cells, too. When the audit ends, its end of the pipe closes,
 and the cell stops at that instant. The next audit goes on from the last whole round.
 """
 
@@ -18,9 +19,12 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedaudit.errors import RunError
+from fedaudit.runtime import nursery
 
 if TYPE_CHECKING:
     from fedaudit.progress import Watch
@@ -38,7 +42,7 @@ def main(preload: list[str]) -> None:
     os.dup2(2, 1)  # what a method prints goes to the log, not among the replies
     with _ending_with(0):  # if the audit is killed meanwhile, the next one need not wait for these imports
         fork = prepare(preload)
-    serve(0, replies, fork)
+    serve(0, replies, fork, preload)
     os._exit(0)  # unloading all modules would take seconds, and the next audit would have to wait
 
 
@@ -55,7 +59,18 @@ def prepare(preload: list[str]) -> bool:
     from fedaudit.registry import names
 
     names("methods"), names("attacks")
+    _read_code()
     return FORK and _threads() == before
+
+
+def _read_code() -> None:
+    """Read the code whose digest every cell's record and results hold: each fork would take a second for it."""
+    from fedaudit.registry import find, names
+    from fedaudit.runtime.code_digest import harness, source_of
+
+    harness()
+    for name in names("attacks"):
+        source_of(find(name, "attacks"))
 
 
 def _threads() -> int:
@@ -69,17 +84,22 @@ def _threads() -> int:
     return len([name for name in names if name not in BEAR_A_FORK])
 
 
-def serve(requests: int, replies: int, fork: bool = True) -> None:
-    """Answer requests until the other side closes the pipe. Without `fork`, answer one request."""
+def serve(requests: int, replies: int, fork: bool = True, preload: Sequence[str] = ()) -> None:
+    """Answer requests until the other side closes the pipe. Without `fork`, answer one request.
+
+    The process from which twins are forked imports `preload`, too.
+    """
     with open(requests, "rb", buffering=0, closefd=False) as pipe:
         while line := pipe.readline():
             if not fork:
                 _work(json.loads(line), requests, replies)
                 return
+            _start_nursery(json.loads(line), preload, requests)
             pid = os.fork()
             if pid == 0:
                 code = 1
                 try:
+                    nursery.take_over()
                     _work(json.loads(line), requests, replies)
                     code = 0
                 except BaseException:  # noqa: BLE001 (the fork ends here in any case; the log has the traceback)
@@ -90,6 +110,15 @@ def serve(requests: int, replies: int, fork: bool = True) -> None:
             _, status = os.waitpid(pid, 0)
             with contextlib.suppress(BrokenPipeError):  # the audit is gone; so is its end of the other pipe
                 _say(replies, {"over": os.waitstatus_to_exitcode(status)})
+    nursery.end()
+
+
+def _start_nursery(request: dict[str, Any], preload: Sequence[str], requests: int) -> None:
+    """Start the process from which twins are forked, if a cell has any. It serves all later cells, too."""
+    settings = [cell["setting"] for cell in request["cells"]]
+    if any(nursery.is_needed(setting["privacy"], setting["twins"]) for setting in settings):
+        with _ending_with(requests), contextlib.suppress(RunError):  # without it, a cell starts one of its own
+            nursery.nursery_of_twins(preload).wait()  # only this process can hear that it is ready
 
 
 def _work(request: dict[str, Any], requests: int, replies: int) -> None:

@@ -51,6 +51,59 @@ def test_what_a_form_needs(form, linear, public, words, monkeypatch):
     assert found is None if words is None else words in found
 
 
+@pytest.mark.parametrize(
+    ("given", "n", "found"),
+    [
+        ({}, 8, (1234, 4)),  # as the forecast says
+        ({}, 9, (200, 1)),  # more records than images: what happened is not simulated
+        ({"steps": 7}, 8, (7, 4)),
+        ({"restarts": 2}, 9, (200, 2)),
+        ({"most": 20}, 9, (1234, 4)),
+    ],
+)
+def test_how_many_steps_and_starts_a_search_has(monkeypatch, given, n, found):
+    seen = []
+    monkeypatch.setattr(gradient_match, "forecast", lambda model, x, classes, steps: seen.append(len(x)) or 1234)
+    scene = SimpleNamespace(shape=(1, 2, 2), device="cpu", classes=3)
+    how = GradientMatch(**given)._search(scene, None, n, None)
+    assert (how["iterations"], how["restarts"]) == found
+    assert seen in ([], [n])
+    assert [gradient_match.trial(steps) for steps in (40, 399, 400, 2000)] == [0, 0, 20, 100]
+
+
+def test_a_class_whose_entry_is_below_zero_is_there():
+    """The model says (0.952, 0.047, 0) of auxiliary images; the gradient of the last bias is (0.045, 0.0025, -0.0475).
+    4 (p - gradient) is (3.63, 0.18, 0.19): rounded, four records of class 0. But p - y is below zero only for a label.
+    """
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 3))
+    nn.init.zeros_(model[1].weight)
+    model[1].bias.data = torch.tensor([4.0, 1.0, -4.0])
+    p = model[1].bias.softmax(0).detach()
+    gradient = torch.tensor([0.045, 0.0025, -0.0475])
+    steps = gradient_match.Steps([torch.arange(4)], 0.5)
+    assert (4 * (p - gradient)).round().tolist() == [4, 0, 0]
+    found = gradient_match.inferred(model, {"1.bias": 0.5 * gradient}, steps, 4, torch.zeros(5, 1, 1))
+    assert found.tolist() == [0, 0, 0, 2]
+    below = {"1.bias": -0.5 * torch.tensor([0.3, 0.2, 0.1])}
+    many = gradient_match.inferred(model, below, steps, 2, torch.zeros(5, 1, 1))
+    assert len(many) == 2, "not more classes than records"
+
+
+def test_a_search_by_lbfgs_ends_on_a_plateau(monkeypatch):
+    """An update that no image gives leaves a loss that does not fall: a search is over after few calls, not 40."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    update = {name: torch.randn_like(p) for name, p in model.named_parameters()}
+    steps, told = gradient_match.Steps([torch.arange(1)], 0.1), []
+    gradient_match.match_lbfgs(
+        model, update, steps, torch.tensor([1]), 3, lambda r: torch.zeros(1, 1, 2, 2), torch.Generator(),
+        iterations=2000, restarts=2, tell=lambda done, of, what: told.append(what),
+    )  # fmt: skip
+    assert told[0] == "restart 1 of 2, step 0 of 2000"
+    assert 2 <= len(told) < 20
+    assert any("restart 2" in line for line in told)
+
+
 def test_without_updates_there_is_nothing_to_invert(monkeypatch):
     monkeypatch.setattr(GradientMatch, "_updates", lambda self, scene: [])
     scene = SimpleNamespace(target=3, view=SimpleNamespace(threat="server"))

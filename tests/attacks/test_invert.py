@@ -110,10 +110,86 @@ def test_the_best_of_the_restarts_is_taken():
     assert job.alone().shape == records.shape
 
 
+def test_the_best_of_the_trials_goes_on(monkeypatch):
+    """Three starts are tried for 5 of 20 steps. The one with the least loss after them alone makes the other 15."""
+    made = []
+    real = Matching._descend
+
+    def listen(self, jobs, begin, rates, done, of):
+        found = real(self, jobs, begin, rates, done, of)
+        made.append((rates.steps, begin[0].clone(), *found[0]))
+        return found
+
+    monkeypatch.setattr(Matching, "_descend", listen)
+    found = matching(0, restarts=3, iterations=20, trial=5).alone()
+    assert [steps for steps, *_ in made] == [5, 5, 5, 15]
+    least = min(made[:3], key=lambda one: one[3])
+    assert len({loss for *_, loss in made[:3]}) == 3
+    assert torch.equal(made[3][1], least[2]), "it goes on where it was"
+    assert torch.equal(found, made[3][2])
+    made.clear()
+    matching(0, restarts=1, iterations=20, trial=5).alone()
+    assert [steps for steps, *_ in made] == [20], "one start has no rival"
+
+
+def test_a_rate_falls_on_a_plateau_and_the_search_ends_after_the_last():
+    """Losses that fall by 2 % in each block go the whole way, with the falls where they are. A loss that stands still
+    from the first step on has a tenth of its rate after five blocks (the first one is a gain) and after each four more.
+    """
+    rates = _matching.Rates(2, 1.0, 800, [300, 500, 700])
+    seen = []
+    for step in range(800):
+        seen.append(rates.now(torch.zeros(2, 1)).flatten().tolist())
+        if rates.after(torch.tensor([0.98 ** (step // _matching.BLOCK), 1.0])):
+            break
+    assert len(seen) == 800
+    falls = [[i for i in range(1, 800) if seen[i][k] < seen[i - 1][k]] for k in range(2)]
+    assert falls[0] == [300, 500, 700]
+    block = _matching.BLOCK
+    assert falls[1] == [5 * block, 9 * block, 13 * block, 17 * block]
+    assert seen[-1][0] == pytest.approx(1e-3)
+    assert seen[-1][1] == 0.0, "it rests while the other goes on"
+    alone = _matching.Rates(1, 1.0, 800, [300, 500, 700])
+    assert next(step for step in range(800) if alone.after(torch.ones(1))) == 17 * block - 1
+
+
+def test_matches_in_a_stack_end_each_by_itself(stacks, monkeypatch):
+    """With blocks of 2 steps, plateaus come at other steps for each: the images are what they are alone."""
+    for name, value in (("BLOCK", 2), ("PATIENCE", 1), ("GAIN", 0.2)):
+        monkeypatch.setattr(_matching, name, value)
+    together = [matching(k, iterations=40, lr=0.3) for k in range(2)]
+    found = together[0].together(together[1:])
+    monkeypatch.setattr(_invert, "STACKS", set())
+    told = []
+    for k, image in enumerate(found):
+        alone = matching(k, iterations=40, lr=0.3, tell=lambda done, of, what: told.append(what)).alone()
+        torch.testing.assert_close(image, alone, rtol=1e-6, atol=1e-8)
+    assert len(told) < 4 * 40, "they end sooner"
+
+
+@pytest.mark.parametrize(("allowed", "steps"), [(1e18, 2000), (1.0, 200), (None, 700)])
+def test_steps_are_as_many_as_their_operations_allow(monkeypatch, allowed, steps):
+    """A linear model of 16 pixels and 4 classes, one step on 3 images. Forward and the two gradients of its weight are
+    products of 3 x 16 x 4 numbers, and so are their derivatives: a few times 2 * 192 operations.
+    """
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(16, 4))
+    once = Steps([torch.arange(3)], 0.1)
+    if allowed is None:
+        monkeypatch.setattr(_matching, "WORK", {"cpu": 1e6})
+        monkeypatch.setattr(_matching, "MOST", 10**9)
+        whole = _matching.forecast(model, torch.zeros(3, 1, 4, 4), 4, once)
+        assert 3 <= 1e6 / whole / 384 <= 8
+        twice = _matching.forecast(model, torch.zeros(3, 1, 4, 4), 4, Steps(once.plan * 2, 0.1))
+        assert twice < 0.7 * whole, "a longer training is simulated at a higher price"
+        return
+    monkeypatch.setattr(_matching, "WORK", {"cpu": allowed})
+    assert _matching.forecast(model, torch.zeros(3, 1, 4, 4), 4, once) == steps
+
+
 def test_only_matches_that_are_alike_are_a_stack(stacks):
     first = matching(0)
     assert first.like(matching(1, restarts=5))
-    for changes in ({"tv": 0.5}, {"lr": 0.5}, {"iterations": 9}, {"steps": Steps(first.steps.plan, 0.1)}):
+    for changes in ({"tv": 0.5}, {"lr": 0.5}, {"iterations": 9}, {"trial": 3}, {"steps": Steps(first.steps.plan, 0.1)}):
         assert not first.like(matching(1, **changes))
     assert not first.like(matching(1, steps=Steps(first.steps.plan[:1], 0.5)))
 

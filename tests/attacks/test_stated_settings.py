@@ -34,7 +34,7 @@ STATED = {
     "feature_match": {"release": ("auto",), **DESCENT, "restarts": (2, 1), "most": (64, 1), "batch": (64, 1)},
     "gradient_cosine": {},
     "gradient_match": {
-        "form": ("cosine",), "steps": (200, 1), "lr": (0.1, "above 0"), "tv": (1e-3, 0.0), "restarts": (1, 1),
+        "form": ("cosine",), "steps": (NONE, 1), "lr": (0.1, "above 0"), "tv": (1e-3, 0.0), "restarts": (NONE, 1),
         "together": (16, 1), "most": (8, 1), "uploads": (1, 1), "epochs": (NONE, 1), "size": (NONE, 1),
         "eta": (NONE, "above 0"), "records": (NONE, 1),
     },

@@ -1,15 +1,24 @@
-"""What a repeated client is compared by, and in which precision it is repeated."""
+"""What a repeated client is compared by, and which path of a run its noise is compared with."""
 
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
+import os
 
 import pytest
 import torch
-from torch import nn
+from protected import SMALL, STEPS_OF_FEW, few_steps
+from weak_elsewhere import half_the_noise
 
-from fedaudit.epsilon.client_replay import _double, apart
+from fedaudit import run
+from fedaudit.epsilon.client_replay import apart, noise_of, repeat
+from fedaudit.epsilon.residuals import audit_residuals
+from fedaudit.privacy import dpsgd_stack
+from fedaudit.progress import unwatched
+from fedaudit.runtime.engines import isolated
+from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.nursery import nursery_of_twins
+from fedaudit.runtime.task import compute
 
 
 def test_the_largest_difference_counts_relative_to_the_largest_number_sent():
@@ -40,13 +49,88 @@ def test_what_differs_in_anything_else_is_infinitely_far(a, b):
     assert apart(a, b) == math.inf
 
 
-def test_everything_that_trains_is_in_double_precision():
-    layer = nn.Linear(2, 1)
-    found = _double({"m": layer, "t": (torch.zeros(1), [torch.ones(1, dtype=torch.long)]), "n": 3})
-    assert found["m"].weight.dtype == torch.float64
-    assert layer.weight.dtype == torch.float32, "the method's own model stays"
-    assert type(found["t"]) is tuple
-    assert found["t"][0].dtype == torch.float64
-    assert found["t"][1][0].dtype == torch.long
-    assert found["n"] == 3
-    assert type(_double(OrderedDict(a=torch.zeros(1)))) is OrderedDict
+# --- paths other than a single process: each is sabotaged by itself, in the run alone -----------------------------
+
+
+def trained(folder, spared=0, **how):
+    """The run of `few_steps`, by a method whose noise is halved in every process but the one that is spared."""
+    values = {**STEPS_OF_FEW["set"], "spared": spared}
+    run(method="weak_elsewhere:WeakElsewhere", out=folder, **{**SMALL, **STEPS_OF_FEW, "set": values, **how})
+    return folder
+
+
+def comes_out_again(folder) -> bool:
+    """Whether every step that left is made again from the run's key, to the bit."""
+    opened = RunFolder(folder)
+    with compute(opened.world):
+        found = repeat(opened, 0, unwatched, noise_of)
+    assert sum(made.steps for made in found.made) == sum(len(made.found) for made in found.made) > 0
+    return found.exact
+
+
+def test_the_process_that_is_spared_is_honest(tmp_path):
+    """The control of the sabotage: in this process it does nothing."""
+    (found,) = audit_residuals(trained(tmp_path / "here", os.getpid()))
+    assert found.verdict == "not refuted"
+
+
+@pytest.fixture
+def warm(monkeypatch):
+    """Isolated processes are forks of the process that this session has for twins, which has imported everything."""
+    nursery = nursery_of_twins()
+    monkeypatch.setattr(nursery, "close", lambda: None)
+    monkeypatch.setattr(isolated, "Nursery", lambda *how: nursery)
+
+
+@pytest.mark.slow
+def test_the_noise_of_an_isolated_process_is_its_own(tmp_path, warm):
+    assert comes_out_again(trained(tmp_path / "honest", isolate=True))
+    weak = trained(tmp_path / "weak", os.getpid(), isolate=True)
+    (found,) = audit_residuals(weak)
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise" in found.how
+
+
+@pytest.mark.slow
+def test_the_noise_of_workers_on_ray_is_their_own(tmp_path, ray_engine):
+    honest = trained(tmp_path / "honest", engine=ray_engine)
+    assert comes_out_again(honest)
+    weak = trained(tmp_path / "weak", os.getpid(), engine=ray_engine)
+    (found,) = audit_residuals(weak)
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise" in found.how
+
+
+def test_what_a_worker_sends_back_is_held_against_the_key(tmp_path, monkeypatch):
+    """As on Ray, without its processes: a worker runs the task, and what it sends back is what counts."""
+    from fedaudit.runtime.engines import serial
+
+    real = serial.SerialEngine.map
+
+    def weak(self, tasks):
+        with half_the_noise():
+            yield from real(self, tasks)
+
+    with monkeypatch.context() as m:
+        m.setattr(serial.SerialEngine, "map", weak)
+        folder = few_steps(tmp_path / "weak")
+    (found,) = audit_residuals(folder)
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise" in found.how
+
+
+@pytest.mark.parametrize("step", ["eager", "compiled"])
+def test_the_noise_of_a_stack_is_its_own(tmp_path, monkeypatch, step):
+    """Private training in a stack has code of its own, whichever step a run asks for. Sabotaged in the run alone."""
+    with monkeypatch.context() as m:
+        real = dpsgd_stack._Training._noise
+        m.setattr(
+            dpsgd_stack._Training, "_noise", lambda self, k, sums: {n: 0.5 * z for n, z in real(self, k, sums).items()}
+        )
+        weak = few_steps(tmp_path / "weak", engine="stacked", step=step)
+        alone = few_steps(tmp_path / "alone", engine="serial", step=step)
+    (found,) = audit_residuals(weak)
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise" in found.how
+    assert audit_residuals(alone)[0].verdict == "not refuted"
+    assert comes_out_again(few_steps(tmp_path / "honest", engine="stacked", step=step))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections import OrderedDict
 
 import pytest
 import torch
 from protected import few_steps
 from scipy.stats import norm
+from torch import nn
 
 from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.finished_run import other_conditions
-from fedaudit.epsilon.private_steps import Span, aligned
+from fedaudit.epsilon.private_steps import Span, StepWatch, Told, aligned, doubled
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import dpsgd, dpsgd_stack
+from fedaudit.privacy.noise_key import noise_generator
+from fedaudit.privacy.policy import Policy
 from fedaudit.progress import unwatched
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import compute
+from fedaudit.training.fit import sgd
 
 REAL_SUM, REAL_DRAWN = dpsgd.clip_and_sum, dpsgd._drawn
 
@@ -189,3 +194,42 @@ def test_what_cannot_be_made_again_is_named(tmp_path):
         "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
     )
     assert found.verdict in ("not refuted", "cannot tell")
+
+
+def test_everything_that_trains_is_in_double_precision():
+    layer = nn.Linear(2, 1)
+    found = doubled({"m": layer, "t": (torch.zeros(1), [torch.ones(1, dtype=torch.long)]), "n": 3})
+    assert found["m"].weight.dtype == torch.float64
+    assert layer.weight.dtype == torch.float32, "the method's own model stays"
+    assert type(found["t"]) is tuple
+    assert found["t"][0].dtype == torch.float64
+    assert found["t"][1][0].dtype == torch.long
+    assert found["n"] == 3
+    assert type(doubled(OrderedDict(a=torch.zeros(1)))) is OrderedDict
+
+
+def test_the_audits_own_step_has_the_records_of_the_key_and_the_model_of_that_step():
+    """One weight w and the loss (w x)^2 / 2: a record's gradient is w x^2, clipped to 1. Steps without noise are made
+    here, each of the records that the key draws, with w as the step before left it: nothing is left beyond them.
+    """
+    x, key, q, eta = torch.linspace(0.2, 1.4, 12)[:, None], ("a", 1), 0.5, 0.2
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.constant_(model.weight, 1.0)
+    told = Told(
+        model, lambda f, x: (f(x) ** 2 / 2)[:, 0], (x,), {}, sgd(eta), 6, Policy(noise_multiplier=1.0),
+        1e-4, key, torch.device("cpu"), 4,
+    )  # fmt: skip
+    watch = StepWatch(told)
+    watch.restart()
+    sample = noise_generator(("a",), "sample 1", device=torch.device("cpu"))
+    w, sizes = 1.0, []
+    for t in range(4):
+        drawn = torch.rand(12, generator=sample) < q
+        sizes.append(int(drawn.sum()))
+        gradient = float((w * x[drawn].double() ** 2).clamp(max=1.0).sum()) / 6
+        watch.step({"weight": torch.tensor([[gradient]])}, (t, 4))
+        w -= eta * gradient
+    assert w < 0.7, "the model moves"
+    assert len(set(sizes)) > 1
+    assert [step.drawn for step in watch.found] == sizes
+    assert max(abs(float(step.noise["weight"].item())) for step in watch.found) < 0.1

@@ -62,6 +62,53 @@ def test_a_folder_that_is_no_app(tmp_path):
         read_app(tmp_path)
 
 
+SCRIPT = """
+import flwr as fl
+
+class Client(fl.client.NumPyClient):
+    pass
+
+if __name__ == "__main__":
+    fl.client.start_client(server_address="127.0.0.1:8080", client=Client().to_client())
+"""
+
+
+@pytest.mark.parametrize("described", [False, True])
+def test_a_script_that_starts_its_clients_is_refused_with_the_way_out(described, tmp_path):
+    """As older tutorials have it: client.py and server.py, without halves that an audit could run."""
+    (tmp_path / "client.py").write_text(SCRIPT)
+    if described:
+        (tmp_path / "pyproject.toml").write_text("[project]\nname = 'x'\n")
+    result = CliRunner().invoke(cli, ["flower", "run", str(tmp_path), "--out", str(tmp_path / "run")])
+    assert isinstance(result.exception, SettingError), result.output
+    assert "is not a Flower app but a script: client.py, line 8, calls start_client." in str(result.exception)
+    assert "ClientApp(client_fn=...) and ServerApp(config=..., strategy=...)" in str(result.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_halves_of_such_a_script_are_audited(tmp_path):
+    """Its client and its strategy, as the refusal says."""
+    import flower_apps
+    from flwr.clientapp import ClientApp
+    from flwr.server import ServerConfig
+    from flwr.server import strategy as older
+    from flwr.serverapp import ServerApp
+
+    from fedaudit.flower import audited
+    from fedaudit.flower.in_process_runtime import run_here
+
+    pair = audited(
+        ClientApp(client_fn=lambda context: flower_apps.Adding(flower_apps.number(context)).to_client()),
+        ServerApp(config=ServerConfig(num_rounds=1), strategy=older.FedAvg(fraction_evaluate=0.0)),
+        out=tmp_path / "run", nodes=2, kinds={"fitres.parameters": "weights"},
+    )  # fmt: skip
+    run_here(pair.server, pair.client, 2, 0)
+    record = pair.record()
+    assert record.status == "done"
+    assert [row.participants for row in record.rounds] == [[0, 1]]
+    assert {r.kind for r in record.releases if r.field == "TrainReply.fitres_parameters"} == {"weights"}
+
+
 @pytest.mark.parametrize("gone", ["skdigits.audit", "skdigits.client_app"])
 def test_a_run_imports_no_code_that_nobody_trusts(gone, sk_run, monkeypatch):
     """The folder names an adapter and a ClientApp: whoever opens it in another process has to trust both."""

@@ -84,5 +84,34 @@ def test_runs_of_one_process_share_it(monkeypatch):
     first.spent = True
     assert nursery.nursery_of_twins() is not first
     assert list(nursery._nurseries) == [os.getpid()]
-    nursery._end()
+    nursery.end()
     assert (nursery._nurseries, len(made)) == ({}, 2)
+
+
+def test_a_fork_tells_whether_its_parents_process_still_serves(tmp_path):
+    """Its exit code is known to the parent alone."""
+
+    def told() -> bool:
+        pid = os.fork()
+        if pid == 0:
+            os._exit(int(of_parent.spent))
+        return bool(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+    of_parent = nursery.Nursery("", tmp_path)
+    assert not told()
+    of_parent._process.kill()
+    of_parent._process.wait()
+    assert told()
+    assert of_parent.spent
+    of_parent.close()
+    assert told()
+
+
+def test_a_fork_takes_over_its_parents_process(monkeypatch):
+    monkeypatch.setattr(nursery, "_nurseries", {os.getpid(): ("the parent's", "its folder")})
+    pid = os.fork()
+    if pid == 0:
+        nursery.take_over()
+        os._exit(0 if nursery._nurseries[os.getpid()] == ("the parent's", "its folder") else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    nursery._nurseries.clear()

@@ -1,12 +1,17 @@
-"""A worker whose audit was killed while it imports ends at once: it holds the folder's lock."""
+"""A worker whose audit was killed while it imports ends at once: it holds the folder's lock. What cells share is done
+once, before the fork."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
 import subprocess
 import sys
 
 import pytest
 
+from fedaudit.runtime import code_digest, nursery
 from fedaudit.suite import worker
 
 CODE = """
@@ -79,3 +84,78 @@ def test_what_cells_may_need_is_imported_where_it_is_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     worker.prepare(["colorsys", "neither_is_this"])
     assert "colorsys" in sys.modules
+
+
+def test_the_code_is_read_before_the_fork(monkeypatch):
+    """A fork that found nothing read would take a second for it, in every cell."""
+    code_digest.harness.cache_clear()
+    monkeypatch.setattr(code_digest, "_parsed", {})
+    monkeypatch.setattr(worker, "USUAL", ())
+    worker.prepare([])
+    read = code_digest.harness.cache_info().misses
+    attack = worker.importlib.import_module("fedaudit.registry").find("loss", "attacks")
+    parsed = set(code_digest._parsed)
+    code_digest.harness()
+    code_digest.source_of(attack)
+    assert code_digest.harness.cache_info().misses == read == 2
+    assert set(code_digest._parsed) == parsed != set()
+
+
+class Waiting:
+    """A process for twins that takes no time."""
+
+    made: list[Waiting] = []  # noqa: RUF012 (shared, to be counted)
+    spent = False
+
+    def __init__(self, method, scratch, preload):
+        self.preload, self.waited, self.closed = preload, False, False
+        self.made.append(self)
+
+    def wait(self):
+        self.waited = True
+
+    def close(self):
+        self.closed = True
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """What forks for cells of these settings say of the process for twins: number made, whether waited for, modules."""
+    monkeypatch.setattr(Waiting, "made", [])
+    monkeypatch.setattr(nursery, "Nursery", Waiting)
+    monkeypatch.setattr(nursery, "_nurseries", {})
+
+    def work(request, requests, replies):
+        found = nursery._nurseries.get(os.getpid())
+        here = None if found is None else [len(Waiting.made), found[0].waited, found[0].preload, found[1]]
+        worker._say(replies, {"here": here})
+
+    monkeypatch.setattr(worker, "_work", work)
+
+    def serve(*settings):
+        (asked, ask), (read, write) = os.pipe(), os.pipe()
+        for setting in settings:
+            os.write(ask, json.dumps({"cells": [{"setting": setting}]}).encode() + b"\n")
+        monkeypatch.setattr(worker, "_ending_with", contextlib.nullcontext)
+        os.close(ask)
+        worker.serve(asked, write, preload=["opacus"])
+        os.close(write)
+        with os.fdopen(read) as file:
+            said = [json.loads(line) for line in file]
+        os.close(asked)
+        return [one["here"] for one in said if "here" in one]
+
+    return serve
+
+
+def test_cells_share_one_process_for_their_twins(served):
+    protected = {"privacy": {"training": {}}, "twins": "all"}
+    plain, summed = {"privacy": {}, "twins": "all"}, {"privacy": {"updates": {}}, "twins": "all"}
+    first, *rest = served(plain, summed, protected, plain, protected)
+    assert first is rest[0] is None
+    assert rest[1] == rest[2] == rest[3]
+    number, waited, modules, scratch = rest[1]
+    assert (number, waited) == (1, True)  # a fork would hear the word that it is ready, and no other after it
+    assert "opacus" in modules
+    assert [one.closed for one in Waiting.made] == [True]
+    assert not os.path.exists(scratch)

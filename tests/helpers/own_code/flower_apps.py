@@ -109,7 +109,7 @@ def polling():
         for t in range(ROUNDS):
             waiting = [next(iter(grid.push_messages([m]))) for m in _requests(grid, "train", arrays=ArrayRecord(START))]
             begun = time.monotonic()
-            while waiting and time.monotonic() - begun < 60:
+            while waiting and time.monotonic() - begun < 300:
                 for id_ in list(waiting):
                     if list(grid.pull_messages([id_])):
                         waiting.remove(id_)

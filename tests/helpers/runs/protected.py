@@ -58,6 +58,11 @@ def everything(folder, **privacy):
     return folder
 
 
+STEPS_OF_FEW = {
+    "rounds": 1, "clients": 2, "aux": 0.8, "set": {"E": 1, "B": 16}, "privacy": PRIVATE
+}  # fmt: skip
+
+
 def fedavg(folder, privacy=None, **more):
     options = {"rounds": 2, "clients": 2, "set": {"E": 1, "B": 64}, **SMALL, **more}
     run(method="fedavg", privacy={"training": PRIVATE["training"] | (privacy or {})}, out=folder, **options)
