@@ -295,12 +295,12 @@ def ledger_lines(record: RunRecord) -> list[str]:
             lines += _weak_delta(record)
     for field in sorted({e.field for c in record.ledger for e in c.entries if e.noise_multiplier > 0 or e.claim}):
         entries = [e for c in record.ledger for e in c.entries if e.field == field]
-        first = entries[0]
-        text = f"    {field} ({first.kind}): {mechanism_of(first).shown(first)}"
-        if first.condition:
-            text += f", {first.condition}"
-        if first.claim is not None:
-            text += f"; asked for: epsilon {first.claim:g} " + ("over the run" if first.steps > 1 else "per release")
+        least = min(entries, key=lambda e: e.noise_multiplier)  # of the client with the least noise
+        text = f"    {field} ({least.kind}): {mechanism_of(least).shown(least)}"
+        if least.condition:
+            text += f", {least.condition}"
+        if least.claim is not None:
+            text += f"; asked for: epsilon {least.claim:g} " + ("over the run" if least.steps > 1 else "per release")
         cosines = [e.cosine for e in entries if e.cosine is not None]
         if cosines:
             text += f"; cosine to the raw values {sum(cosines) / len(cosines):.3f}"

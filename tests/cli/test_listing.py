@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import statistics
 import tomllib
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import reported
+import unequal
 
 from fedaudit.cli.listing import ledger_lines, protections, summary, traffic_table
 from fedaudit.cli.output import print_table
@@ -100,3 +103,80 @@ def test_no_table_breaks_a_word_at_80_columns(columns, capsys, monkeypatch):
         named = [] if columns > 4 and key == "claim" else [key]  # a paragraph begins with the first figure itself
         words = [*named, *(value.split() if isinstance(value, str) else [f"{value:.4g}" if value != 1000 else "1000"])]
         assert all(word in out for word in words), (words, out)
+
+
+# --- runs in which everything differs ---
+
+
+@pytest.fixture(scope="module")
+def uneven(tmp_path_factory):
+    return unequal.write(tmp_path_factory.mktemp("uneven"))
+
+
+@pytest.mark.parametrize("name", ["digits-0", "digits-1", "mnist-0"])
+def test_show_says_what_the_raw_record_holds(uneven, name, fedaudit):
+    """Bytes and seconds are of all rounds; accuracy and its spread of the last and of the chosen one; epsilon, delta
+    and noise are of the client that is worst off, which is not the first, and not one that was never asked."""
+    told = unequal.raw(uneven, name)
+    code, out, _ = fedaudit("show", uneven / "runs" / name)
+    assert code == 0
+    said = " ".join(out.split())
+    for direction in ("up", "down"):
+        payload, wire = (unequal.sent(told, direction, kind) / 1000 for kind in ("payload", "wire"))
+        assert f"{direction} {payload:.2f} kB payload, {wire:.2f} kB on the wire, all clients and rounds" in said
+    seconds = sum(row["wall_s"] for row in told["rounds"])
+    assert f"{seconds:.1f} s, peak memory {told['peak_rss_bytes'] / 2**20:.2f} MiB" in said
+    for row, words in (
+        (told["rounds"][3], "last round (4):"),
+        (told["rounds"][1], "round chosen on validation data (2):"),
+    ):
+        part = said.partition(words)[2]
+        test, each = row["utility"]["global"]["test"], row["utility"]["clients"]["global_test"]["each"]
+        assert part.startswith(f" global model, common test set {100 * test['accuracy']:.2f} %"), part[:80]
+        assert f"[{100 * test['low']:.2f} %, {100 * test['high']:.2f} %], n = {test['n']}" in part
+        mean, std = statistics.fmean(each), statistics.pstdev(each)
+        assert f"client models, common test set {100 * mean:.2f} % ± {100 * std:.2f} % over clients" in part
+    spent = [client for client in told["ledger"] if client["entries"]]
+    delta = max(client["delta"] for client in spent)
+    assert f"epsilon = {unequal.most_spent(told):.4g} at delta <= {delta:.2g} for the worst client" in said
+    least = min(entry["sigma"] for client in spent for entry in client["entries"])
+    assert least < spent[0]["entries"][0]["sigma"]
+    assert f"training (training): dp-sgd, sigma {least:g}, " in said
+    assert "1 answer missing" in said
+
+
+def test_show_names_each_claim_and_each_attack_with_its_figures(uneven, fedaudit):
+    said = " ".join(fedaudit("show", uneven / "runs" / "digits-0")[1].split())
+    assert "attack strong by the server: AUC 0.710 [0.670, 0.750], a leak" in said
+    assert "attack weak by the outsider: AUC 0.530 [0.490, 0.570], no leak shown" in said
+    assert "attack peek by the peer:1 did not run: it sees nothing" in said
+    assert "a claim of 3: claimed 3, ledger 3, at least 4.25: refuted (p = 1e-09" in said
+    assert "a claim of 5: claimed 5, ledger 5, at least 1.125: not refuted (p = 0.4" in said
+    said = " ".join(fedaudit("show", uneven / "runs" / "mnist-0")[1].split())
+    assert "a leak" not in said
+    assert said.count("refuted") == said.count("not refuted") == 1
+
+
+def test_what_sends_nothing_shows_no_bytes_and_no_epsilon(uneven, fedaudit):
+    said = " ".join(fedaudit("show", uneven / "runs" / "local-0")[1].split())
+    assert "up 0 B payload, 0 B on the wire" in said
+    assert "nothing computed from private data was released" in said
+    assert "epsilon =" not in said
+
+
+def test_the_table_of_an_audit_has_the_means_of_its_seeds(uneven, fedaudit):
+    """Two seeds on digits, one on MNIST: accuracy with Student's interval, the larger epsilon, and the mark of a
+    refuted claim on digits alone. Bytes are the mean over seeds of what a client sends when it is asked."""
+    lines = fedaudit("show", uneven)[1].splitlines()
+    digits, mnist = (
+        [line for line in lines if line.startswith("uneven") and mark in line] for mark in ("leak", "0.540")
+    )
+    told = [unequal.raw(uneven, name) for name in ("digits-0", "digits-1")]
+    mean, low, _ = unequal.student([100 * one["rounds"][3]["utility"]["global"]["test"]["accuracy"] for one in told])
+    shown, half = re.search(r" ([\d.]+) ±([\d.]+) ", digits[0]).groups()
+    assert (float(shown), float(half)) == pytest.approx((mean, mean - low), abs=0.051)
+    each = [unequal.sent(one, "up") / unequal.times_asked(one) for one in told]
+    assert digits[0].endswith(f" {statistics.fmean(each):.0f} B")
+    assert f" !{max(map(unequal.most_spent, told)):g} " in digits[0]
+    assert "!" not in mnist[0]
+    assert f" {unequal.most_spent(unequal.raw(uneven, 'mnist-0')):g} " in mnist[0]
