@@ -144,26 +144,6 @@ def _surest(
     return {**row, "found_over_true": over, **rate(sum(v > epsilon for v in values), repetitions), "guesses": made}
 
 
-def guesses(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
-    """One run with few and many canaries: as many guesses as `best_guesses` says, beside half of the canaries and all
-    of them, on the same draws. In the mean, because with few canaries the median bound is 0."""
-    delta = 1e-5
-    for canaries in (50, 100, 200, 1000):
-        for epsilon in (1.0, 4.0, 8.0):
-            mu, rng = eps._mu_of(epsilon, delta), np.random.default_rng([seed, 9, canaries, int(10 * epsilon)])
-            inside = rng.random((repetitions, canaries)) < 0.5
-            scores = rng.normal(size=inside.shape) + mu * (inside - 0.5)
-            correct = np.take_along_axis((scores > 0) == inside, np.argsort(-np.abs(scores), 1), 1)
-            ways = {"surest": eps.best_guesses(canaries, epsilon, delta), "half": (canaries + 1) // 2, "all": canaries}
-            for way, made in ways.items():
-                right = correct[:, :made].sum(1)
-                known = {int(v): eps.one_run_fdp(canaries, made, int(v), delta).epsilon for v in np.unique(right)}
-                values = np.array([known[int(v)] for v in right])
-                row = {"canaries": canaries, "epsilon": epsilon, "way": way, "guesses": made}
-                wrong = rate(int((values > epsilon).sum()), repetitions)
-                yield {**row, "mean_over_true": float(values.mean()) / epsilon, **wrong}
-
-
 def exact(repetitions: int, seed: int, only: str = "") -> Iterator[dict[str, Any]]:
     """The exact test of two counts: how often a true claim is refuted at 5 %, beside two limits, and what each finds.
 
@@ -373,7 +353,6 @@ def coverage(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
 TABLES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "bounds": bounds,
     "one_run": one_run,
-    "guesses": guesses,
     "noise": noise,
     "coverage": coverage,
     "level": level,

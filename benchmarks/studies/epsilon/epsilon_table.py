@@ -66,17 +66,6 @@ def worst() -> str:
     )
 
 
-def guesses() -> str:
-    """How many canaries are guessed on, and what that gives in the mean, beside half of them and all."""
-    found = []
-    rows = kept("guesses")
-    for at in dict.fromkeys((row["canaries"], row["epsilon"]) for row in rows):
-        mine = {row["way"]: row for row in rows if (row["canaries"], row["epsilon"]) == at}
-        cells = [f"{mine[way]['mean_over_true']:.3f}, {100 * mine[way]['rate']:.2f} %" for way in mine]
-        found.append([at[0], f"{at[1]:g}", mine["surest"]["guesses"], *cells])
-    return markdown(["canaries", "epsilon", "surest: guesses", "surest", "half", "all"], found)
-
-
 def noise() -> str:
     rows = kept("noise")
     if not rows:
@@ -385,10 +374,9 @@ def silent(of: str = "present") -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "tightness": tightness, "worst": worst, "guesses": guesses, "noise": noise, "sabotage": sabotage,
-    "by_test": by_test, "coverage": coverage, "whole_runs": whole_runs, "silent": silent, "rounds": rounds,
-    "spread": spread, "levels": levels, "shape": shape, "second": lambda: sabotage("second"),
-    "silent_first": lambda: silent("first"),
+    "tightness": tightness, "worst": worst, "noise": noise, "sabotage": sabotage, "by_test": by_test,
+    "coverage": coverage, "whole_runs": whole_runs, "silent": silent, "rounds": rounds, "spread": spread,
+    "levels": levels, "shape": shape, "second": lambda: sabotage("second"), "silent_first": lambda: silent("first"),
     "silent_second": lambda: silent("second"), "forged": forged, "forged_in_short": forged_in_short, "costs": costs,
     "power": power, "exact": exact, "shift": shift, "attacked": attacked,
 }  # fmt: skip
@@ -408,12 +396,6 @@ mechanism's are; the others take nothing for granted. One-run bounds pay for eve
 {tightness}
 
 {worst}
-
-How many canaries are worth a guess depends on how many there are and on the claim, and is chosen by these alone. In
-each cell the mean bound over the true epsilon, and how often it was above the truth, of 20,000 draws at delta = 1e-5.
-(Canaries of whole runs and of sabotaged ones, further down, were guessed on by an earlier rule: the median.)
-
-{guesses}
 
 Two counts at a fixed threshold, by an exact test of both at once (fedaudit/epsilon/exact_counts.py), beside a limit on
 each. How often a true claim is refuted at 5 %, of 20,000 draws: at the edge of the claim (the worse of two rates), and
