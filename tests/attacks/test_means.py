@@ -72,7 +72,7 @@ def test_records_are_drawn_from_their_means_and_not_under_noise(made):
     some = list(range(4))
     leak = found(made("open", method="leaky_means:MeanImages", **FEW), attack, some)
     assert leak.beats_baselines, leak.verdict
-    assert leak.pooled.mse.high < 0.5 * leak.baselines["class_mean"].mse.low
+    assert leak.pooled.mse.high < 0.6 * leak.baselines["class_mean"].mse.low
     mended = found(made("strict", method="leaky_means:MeanImages", privacy=STRICT, **FEW), attack, some)
     assert not mended.beats_baselines, mended.verdict
 

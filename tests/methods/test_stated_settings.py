@@ -17,6 +17,7 @@ from fedaudit import registry
 # FedAvg's local training, which most methods take over; E = 1, B = 64 and eta = 0.01: FedAF, Section 5.1, but for E.
 LOCAL = "momentum=0.0[0,1) weight_decay=0.0[0, E=1 B=64 eta=0.01"
 # Generators and the students that learn from them, alike in all three: ours, where DFRD's Section 4.1 says nothing.
+AVERAGED = f"{LOCAL} steps=0[0,"  # FedAvg and what inherits from it: steps in the place of epochs
 STUDENT = "I=10 I_g=5 I_d=5 B=64 eta_g=0.001 momentum=0.9 decay=0.0[0, d=100 width=128 feedback=True guard=False"
 # FedAF, Section 5.1, for FedDM and FedAF alike: steps 1000, B 256, IPC 50, E 500, B_w 256, eta_w 0.001, eta_S 1.0.
 CONDENSED = (
@@ -41,9 +42,9 @@ STATED = {
     "dsfl": f"{REMOTE} T=0.1",  # stated: DS-FL's temperature
     # Stated: gamma 0.9, Section 5.1; lambda_loc and lambda_glob, Appendix A. Ours: tau, L and `averaged`.
     "fedaf": f"{CONDENSED} lambda_loc=0.0001 gamma=0.9 L=50 lambda_glob=0.01 tau=2.0",
-    "fedavg": LOCAL,
-    "fedavgm": f"{LOCAL} beta=0.9[0,1) eta_s=1.0 nesterov=False",  # stated: one of the paper's values; no rate
-    "fedbn": LOCAL,
+    "fedavg": AVERAGED,
+    "fedavgm": f"{AVERAGED} beta=0.9[0,1) eta_s=1.0 nesterov=False",  # stated: one of the paper's values; no rate
+    "fedbn": AVERAGED,
     "feddf": "N=1000[0, B=128[2, eta=0.001(0, tau=1.0(0,",  # stated: Adam from 0.001
     "feddistill": f"{LOCAL} gamma=1.0 others=True",  # HtFLlib's gamma
     "feddm": f"{CONDENSED} clip=2.0 rho=5.0 logits=True",  # stated: FedAF, Section 5.1
@@ -59,9 +60,9 @@ STATED = {
     "fedktl": f"{LOCAL} mu=1.0 s=64.0 m=0.5 S=100 eta_s=0.01 lam=1.0 H=64 S_G=300 width=32",  # s and m: its library
     "fedmd": "E_0=20[0, E_k=20[0, B_0=5000[1, E_digest=1[0, E=4[0, B=64[1, eta=0.001(0,",
     "fednova": "momentum=0.0[0,1) weight_decay=0.0[0, E=1[1, B=64 eta=0.01(0, mu=0.0[0,",
-    "fedntd": f"{LOCAL} beta=1.0[0, tau=1.0(0,",  # stated: the paper's tau
+    "fedntd": f"{AVERAGED} beta=1.0[0, tau=1.0(0,",  # stated: the paper's tau
     "fedproto": f"{LOCAL} lam=1.0",
-    "fedprox": f"{LOCAL} mu=0.01",  # stated: FedFree, Table A2
+    "fedprox": f"{AVERAGED} mu=0.01",  # stated: FedFree, Table A2
     "fedrolex": f"{LOCAL} sigma=4 weighted=True",
     "fedtgp": f"{LOCAL} lam=1.0 S=100 B_s=10 eta_s=0.01 tau=100.0 hidden=512",  # stated: FedFree, Table A2; HtFLlib
     # Stated: Appendix C has eta_G, d_z, tau, the betas, q and epsilon. E_G is Algorithm 1's one step a round.
@@ -75,7 +76,7 @@ STATED = {
     "lgfedavg": LOCAL,
     "local": LOCAL,
     "mhat": f"{REMOTE} tau=5.0 lam=1.0",  # stated: FedZGE, Appendix C
-    "moon": f"{LOCAL} mu=1.0 tau=0.5",  # stated: FedAF, Appendix A; the paper's tau
+    "moon": f"{AVERAGED} mu=1.0 tau=0.5",  # stated: FedAF, Appendix A; the paper's tau
     "perfedavg": "tau=10 B=40 alpha=0.01 beta=0.001 delta=0.001 adapt=1",
     "pfedla": "E=1 B=64 eta=0.01 eta_h=0.005 width=100 depth=3",  # stated: FedFree, Table A2
     "scaffold": "E=1[1, B=64 eta_l=0.01(0, eta_g=1.0 weight_decay=0.0[0,",

@@ -401,7 +401,7 @@ def test_a_followed_clip_is_verified_and_audited(followed, tmp_path):
 
 
 def test_secure_sums_have_no_norms_to_follow(tmp_path):
-    with pytest.raises(PrivacyError, match="under secure aggregation the server has only their sum"):
+    with pytest.raises(PrivacyError, match="the masked vectors of secure aggregation carry none"):
         ran(tmp_path / "run", aggregate="secure", privacy={"updates": FOLLOWS})
 
 

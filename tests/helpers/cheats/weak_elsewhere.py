@@ -6,7 +6,6 @@ import os
 from contextlib import contextmanager
 from unittest import mock
 
-from fedaudit import register
 from fedaudit.methods.averaging.fedavg import FedAvg
 
 
@@ -26,7 +25,6 @@ def half_the_noise():
         yield
 
 
-@register("weak_elsewhere")
 class WeakElsewhere(FedAvg):
     spared: int = 0  # the process that trains as it should; 0: all of them do
 

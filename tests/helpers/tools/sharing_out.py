@@ -10,7 +10,7 @@ from xdist.scheduler.loadfile import LoadFileScheduling
 TOGETHER = {
     "ray": (
         "tests/test_contract.py", "tests/suite/test_scheduler.py", "tests/wire/test_compression.py",
-        "tests/runtime/test_losses.py",
+        "tests/runtime/test_losses.py", "tests/epsilon/test_client_replay.py",
     ),
     "nursery": (
         "tests/cli/test_main.py", "tests/suite/test_kill.py", "tests/suite/test_reproduce.py",
