@@ -34,6 +34,7 @@ from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.flower.recorder import Recorder
 from fedaudit.flower.records import Records
 from fedaudit.flower.server import AuditedServerApp
+from fedaudit.flower.simulation import lost_workers_replaced
 from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.folder import locked
@@ -322,9 +323,10 @@ def in_simulation(pair: Audited, nodes: int) -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     from flwr.simulation import run_simulation
 
-    run_simulation(
-        server_app=pair.server,
-        client_app=pair.client,
-        num_supernodes=nodes,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    with lost_workers_replaced(pair.server.redone):
+        run_simulation(
+            server_app=pair.server,
+            client_app=pair.client,
+            num_supernodes=nodes,
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )

@@ -174,6 +174,7 @@ class Recorder:
         self.number: int | None = None  # the app's own number of the open round
         self.asks: list[Ask] = []  # of the open round
         self.late = self.overtaken = 0  # answers and requests of a round that was over
+        self.redone = 0  # tasks done again since the last round, because the process that did them was lost
         self.participants: set[int] = set()
         self.absent: list[Absence] = []
         self.fresh = False  # whether the server has shown the model that the open round made
@@ -273,6 +274,11 @@ class Recorder:
             if sending.written:
                 self.late += 1
             sending.answer, sending.taken = answer, taken
+
+    def task_redone(self) -> None:
+        """Note that a node's task was lost with its process, and is done again."""
+        with self.lock:
+            self.redone += 1
 
     def _is_next(self, message_type: str, number: int | None, clients: Sequence[int]) -> bool:
         """Return whether requests begin another round than the open one."""
@@ -442,9 +448,10 @@ class Recorder:
                 utility=self._utility() if self.fresh else None,
                 diagnostics=self.metrics,
                 wall_s=round(wall, 4),
+                redone=self.redone,
             )
         )
-        self.wire = None
+        self.wire, self.redone = None, 0
         self._commit(offset)
         if self.t == 1:
             self._check_kinds(sure=False)
