@@ -30,7 +30,7 @@ FIRST = {"GetParameters": 1, "GetParametersReply": 1}  # one node is asked for t
 
 SHAPES = {  # the messages of each round; the first model's besides
     "strategy": BOTH, "own_start": BOTH, "loop": BOTH, "polling": ROUND, "opacus": ROUND, "xgboost": ROUND,
-    "analytics": {"Query": 3, "QueryReply": 3}, "threads": BOTH, "components": ROUND, "local_dp": BOTH,
+    "analytics": {"Query": 3, "QueryReply": 3}, "threads": BOTH, "scripts": BOTH, "components": ROUND, "local_dp": BOTH,
     "workflow": BOTH, "secure": SECURE, "secure_with_dp": SECURE,
     "vertical": {"QueryEmbeddings": 3, "QueryEmbeddingsReply": 3, "TrainGradients": 3, "TrainGradientsReply": 3},
 }  # fmt: skip
@@ -101,7 +101,7 @@ def check(name, folder, record, sizes):
     rows = list(run.transcript.entries())
     assert [row.participants for row in record.rounds] == [[0, 1, 2]] * flower_apps.ROUNDS
     for t in (1, 2):
-        first = FIRST if t == 1 and name in ("threads", "local_dp") else {}
+        first = FIRST if t == 1 and name in ("threads", "scripts", "local_dp") else {}
         assert Counter(e.message for e in rows if e.round == t) == {**SHAPES[name], **first}, (name, t)
     for direction in ("down", "up"):
         recorded = sorted(e.row["bytes"] for e in rows if e.direction == direction)

@@ -249,6 +249,14 @@ def threads():
     return older_client(), ServerApp(server_fn=server_fn)
 
 
+def scripts():
+    """Two scripts of the oldest API, with start_server and start_client."""
+    from fedaudit.flower import read_app
+
+    app = read_app(Path(__file__).parent / "flower_scripts", "--partition-id {partition-id}")
+    return app.client, app.server
+
+
 def components():
     """Strategy and config given to the server app itself, with adaptive clipping on the server."""
     start = ndarrays_to_parameters(START)
