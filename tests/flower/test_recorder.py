@@ -289,6 +289,8 @@ def test_a_run_goes_on_where_its_app_goes_on(tmp_path):
     assert resumed.ledger == whole.ledger
     assert RunFolder(tmp_path / "b").transcript.digest(3) == resumed.transcript_digest
     assert any("resumed after round 1" in note for note in resumed.notes)
+    calls = {(row.party, row.phase): row.calls for row in resumed.timings}
+    assert calls["server", "round"] == calls["client 0", "task"] == 3  # times before the break count too
     with pytest.raises(RunError, match="already holds a run"):
         run_app(counting(tmp_path / "broken"), out=tmp_path / "b", nodes=2, resume=True)
 
