@@ -111,8 +111,8 @@ def test_the_loss_of_a_canary():
 
 def test_beside_the_residuals_they_show_what_they_show_alone(trained):
     """One repetition for both, as the audits of a suite make it."""
-    alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=100)]
-    canaries = Canaries(100)
+    alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=20)]
+    canaries = Canaries(20)
     together = [*audit_residuals(trained, beside=canaries.of), *keep_canaries(trained, canaries)]
     assert together == alone
 

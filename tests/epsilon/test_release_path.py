@@ -174,7 +174,7 @@ def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
     """The path itself is tried: with a tenth of the noise that the policy promises, every claim falls."""
     real = gaussian_mechanism.normal_noise
     monkeypatch.setattr(gaussian_mechanism, "normal_noise", lambda like, sigma, *rest: real(like, sigma / 10, *rest))
-    for found in audit_releases(clipped, kinds=[kind], trials=100):
+    for found in audit_releases(clipped, kinds=[kind], trials=50):
         assert (found.verdict, found.lower_bound > 1.2, found.p_value < 0.01) == ("refuted", True, True)
 
 
@@ -223,7 +223,7 @@ def test_zero_out_is_tried_against_zeros(tmp_path):
     pair = pair_of(tmp_path / "a", "embeddings")
     assert "a row of zeros" in pair.words
     assert pair.distance * analytic(1.0, 1e-2, 1.0) == pytest.approx(1, rel=1e-5)
-    audits = audit_releases(tmp_path / "a", trials=200)
+    audits = audit_releases(tmp_path / "a", trials=100)
     assert gaussian(audits)["embeddings"].verdict != "refuted"
     assert free(audits)[-1].verdict == "not tried"
 

@@ -645,6 +645,7 @@ class OneGradient:
         self.gradient = params[0].grad.clone()
 
 
+@pytest.mark.long
 def test_share_of_cdc_in_the_gradient(tiny):
     """lambda_loc |grad F| / |grad DM| at the images' start, at Fashion-MNIST's published weight, for each pair of
     scales. As read by default CDC moves an image by less than a hundredth of what Eq. 4 does; the sum over the

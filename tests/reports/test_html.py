@@ -346,6 +346,7 @@ def axe(tmp_path_factory) -> str:
         return found.read().decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "rules", "least"), [("light", None, 20), ("dark", ["color-contrast"], 0)])
 def test_axe_finds_no_serious_violation(page, axe, scheme, rules, least):
     """Every rule on the light page; on the dark one that of colours, which alone are others."""
