@@ -59,6 +59,26 @@ def test_noise_times_nine_tenths_is_found_in_a_thousand_numbers():
     assert finding.finds < 0.9 < more.finds
 
 
+@pytest.mark.parametrize("factor", [0.95, 1.0, 1.1])
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_the_figures_of_a_finding_by_hand(factor, confidence):
+    """The sum of squares of 1,000 numbers against chi-squared. Half of the failure probability is the scale's, the
+    other half is shared by all other tests; too much noise counts where the release is known to the bit."""
+    made = releases(lambda rng, k: factor * honest(rng, k), seed=3)
+    squares = float(sum((r.z**2).sum() for r in made))
+    finding, exact = examine(made, confidence), examine(made, confidence, exact=True)
+    level = 1 - confidence
+    assert finding.scale == pytest.approx(np.sqrt(squares / 1000))
+    assert finding.low == pytest.approx(np.sqrt(squares / stats.chi2.isf(level / 2, 1000)))
+    assert finding.high == pytest.approx(np.sqrt(squares / stats.chi2.ppf(level / 2, 1000)))
+    assert finding.tests[0].p == pytest.approx(stats.chi2.cdf(squares, 1000))
+    assert finding.p_more == pytest.approx(stats.chi2.sf(squares, 1000))
+    for one in (finding, exact):
+        rest = [test.p for test in one.tests[1:]]
+        assert one.p == pytest.approx(min(1.0, 2 * one.tests[0].p, 2 * len(rest) * min(rest)))
+        assert [test.p for test in one.tests if test.name == "excess"] == ([one.p_more] if one is exact else [])
+
+
 def test_the_scales_limits_hold():
     """One-sided 97.5 % above (half of the failure probability is the scale's), 97.5 % below."""
     found = [examine(releases(lambda rng, k: 0.7 * honest(rng, k), seed=seed)) for seed in range(100)]

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
+import numpy as np
 import pytest
+import torch
 from protected import ALL, ONE, SMALL, Everything, everything, fedavg
+from scipy import optimize, stats
 
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
@@ -20,6 +24,7 @@ from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
+from fedaudit.wire.transcript import Transcript
 
 
 def scaled(monkeypatch, factor):
@@ -208,3 +213,102 @@ def test_the_bound_is_that_of_the_most_noise_that_the_residuals_allow(honest, mo
     found = by_kind(audit_residuals(honest, kinds=["embeddings"]))["embeddings"]
     multiplier = analytic(1.0, 1e-2, 1.0)
     assert found.lower_bound == pytest.approx(gaussian_epsilon(1 / (1.5 * multiplier), 1e-2), rel=1e-6)
+
+
+# --- by hand, on each engine ----------------------------------------------------------------------------------------
+
+
+def exact_multiplier(epsilon, delta):
+    """sigma over sensitivity at which Phi(1 / 2m - em) - e^e Phi(-1 / 2m - em) is delta (Balle and Wang 2018)."""
+    return optimize.brentq(lambda m: delta_of(epsilon, m) - delta, 0.05, 500)
+
+
+def exact_epsilon(multiplier, delta):
+    return optimize.brentq(lambda e: delta_of(e, multiplier) - delta, 0, 200)
+
+
+def delta_of(epsilon, m):
+    a, b = 1 / (2 * m), epsilon * m
+    return stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b)
+
+
+SEEN = ("embeddings", "label_counts", "logits", "soft_labels")
+FIELDS = {"embeddings": "e", "label_counts": "n", "logits": "V", "soft_labels": "z"}
+
+
+@pytest.fixture(scope="module", params=["serial", "stacked"])
+def both(request, tmp_path_factory):
+    """One round with noise and one with next to none, on one engine: the difference of what was sent is the noise."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for name, policy in (("noisy", ONE), ("bare", {"noise_multiplier": 1e-9, "delta": 1e-2})):
+        run(
+            method="protected:Everything", rounds=1, clients=2, out=folder / name, engine=request.param,
+            privacy=dict.fromkeys(SEEN, policy), **SMALL,
+        )  # fmt: skip
+    assert read_record(folder / "noisy").setting.engine == request.param
+    return folder
+
+
+def noise_by_hand(both, kind):
+    """The noise of every release of a kind in units of its deviation, from the bytes of both runs. C = 1, replace-one:
+    2 C for a row of one record, sqrt(2) for counts, sqrt(3) 2 C for three rows that depend on all records, and
+    sqrt(2) 2 C / (N - 1) for the mean of a class of N records."""
+    m = exact_multiplier(1.0, 1e-2)
+    found = []
+    sent, bare = (
+        {e.client: e for e in Transcript(both / name / "transcript").entries() if e.direction == "up"}
+        for name in ("noisy", "bare")
+    )
+    world = RunFolder(both / "noisy").world
+    for k in sent:
+        a, b = sent[k][FIELDS[kind]], bare[k][FIELDS[kind]]
+        if kind == "logits":
+            counts = torch.bincount(world.members(k)[1])
+            for c in a:
+                sigma = m * math.sqrt(2) * 2 / max(int(counts[c]) - 1, 1)
+                found.append((a[c].double() - b[c].double()).numpy().ravel() / sigma)
+        else:
+            sigma = m * {"embeddings": 2.0, "label_counts": math.sqrt(2), "soft_labels": math.sqrt(3) * 2}[kind]
+            found.append((a.double() - b.double()).numpy().ravel() / sigma)
+    return found
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_noise_bill_and_figures_by_hand_on_every_engine(both, kind):
+    """The noise is normal and of the promised size, the ledger's epsilon is the claim's, and what the audit says of the
+    noise is what the same numbers say by hand: the scale, its upper limit, and the epsilon of that much noise."""
+    parts = noise_by_hand(both, kind)
+    z = np.concatenate(parts)
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(z)) / len(z)
+    assert low < np.mean(z**2) < high
+    for client in read_record(both / "noisy").ledger:
+        (entry,) = [e for e in client.entries if e.field == f"Sent.{FIELDS[kind]}"]
+        # The noise of class means tells how many records each class has, and no noise hides that.
+        assert client.by_kind[kind] == (math.inf if kind == "label_counts" else pytest.approx(1.0, rel=1e-4))
+        assert entry.noise_multiplier == pytest.approx(exact_multiplier(1.0, 1e-2), rel=1e-4)
+        assert (entry.rounds, entry.relation, entry.delta) == ([1], "replace-one", 1e-2)
+    (found,) = audit_residuals(both / "noisy", kinds=[kind])
+    scale, most = np.sqrt(np.mean(z**2)), np.sqrt((z**2).sum() / stats.chi2.ppf(0.025, len(z)))
+    told = re.match(
+        r"noise x ([\d.]+) of what is promised, at most x ([\d.]+), over 2 releases of 2 clients", found.how
+    )
+    assert told, found.how
+    assert [float(word) for word in told.groups()] == pytest.approx([scale, most], rel=2e-3)
+    assert (found.trials, found.claim_epsilon, found.delta) == (len(z), 1.0, 1e-2)
+    bound = exact_epsilon(most * exact_multiplier(1.0, 1e-2), 1e-2)
+    assert found.lower_bound == pytest.approx(min(bound, 1.0), rel=5e-3)
+    assert found.p_value <= min(1.0, 2 * stats.chi2.cdf((z**2).sum(), len(z))) * (1 + 1e-2)
+    assert found.verdict in ("not refuted", "cannot tell")
+
+
+def test_noise_of_clients_and_fields_is_not_shared(both):
+    """No two releases of one run have the same noise: correlations of 64 numbers stay below 0.65 (1e-7 by chance)."""
+    heads = [part[:64] for kind in ("embeddings", "logits") for part in noise_by_hand(both, kind) if len(part) >= 10]
+    for i, a in enumerate(heads):
+        for b in heads[:i]:
+            n = min(len(a), len(b))
+            if n == 64:
+                assert abs(np.corrcoef(a, b)[0, 1]) < 0.65
+            else:
+                assert not np.allclose(a[:n], b[:n])

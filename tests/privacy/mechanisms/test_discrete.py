@@ -185,7 +185,7 @@ def test_noise_x_09_is_found_and_honest_noise_is_not(name, factor, least, most):
         (Rows, torch.ones(20, 12), policy(name), 10),
         (Counts, torch.full((100,), 10.0), policy(name, epsilon=4.0), 25),
     ):
-        share, finding = measured(cls, value, values, releases, times(factor), 5)
+        share, finding = measured(cls, value, values, releases, times(factor), 10)
         assert finding.tells_at < 1e-3
         assert finding.finds >= 0.9
         assert least <= share <= most

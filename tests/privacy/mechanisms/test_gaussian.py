@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from noised import Counts, Images, Many, Rows, context, released
+from noised import Counts, Images, Many, Means, Rows, context, released
 from scipy import optimize, stats
 from torch import Tensor
 
@@ -65,6 +65,46 @@ def test_the_noise_is_as_large_as_its_branch_says(depends, relation, calibration
     assert residual.ravel() == pytest.approx(noise / sigma)
     again = released(cls, value, policy(calibration, relation, secure))[2][0]
     assert torch.equal(noisy, again) is not secure
+
+
+RECORDS = {0: 3, 4: 11, 7: 41, 9: 1}  # by class; a class of one record has the noise of one of two
+
+
+def means() -> dict[int, Tensor]:
+    return {c: torch.full((1500,), 0.001 * (c + 1)) for c in RECORDS}
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("calibration", ["analytic", "classical", "total"])
+@pytest.mark.parametrize("secure", [False, True], ids=["keyed", "secure"])
+def test_each_class_mean_has_the_noise_of_its_own_number_of_records(relation, calibration, secure):
+    """A record that changes its label moves two means: sqrt(2) 2 C / (N - 1) under replace-one, half of it if it is
+    zeroed. 1,500 numbers of each class: normal, and of that deviation within the interval of chi-squared at 1 - 1e-6.
+    The bill is that of the largest, and the residuals are counted in each class's own deviation."""
+    values = policy(calibration, relation, secure)
+    how, ready, noisy = released(Means, means(), values, tables=[RECORDS])
+    swing = {"replace-one": 2 * C, "zero-out": C}[relation]
+    sigmas = {c: multiplier_of(calibration) * math.sqrt(2) * swing / max(n - 1, 1) for c, n in RECORDS.items()}
+    assert ready.sigmas == pytest.approx([*sigmas.values()], rel=1e-6)
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], 1500) / 1500
+    for i, (c, sigma) in enumerate(sigmas.items()):
+        noise = (noisy[i].double() - means()[c].double()).numpy()
+        assert stats.kstest(noise / sigma, "norm").pvalue > 1e-6, c
+        assert low < np.mean(noise**2) / sigma**2 < high, c
+        assert how.noise(noisy[i].double().numpy(), ready, i, 0).z.ravel() == pytest.approx(noise / sigma, abs=1e-6)
+    assert not np.allclose(*((noisy[i] - means()[c]).numpy() / sigmas[c] for i, c in enumerate([0, 4])))
+    entry = how.entry("Means.p", "prototypes", read_policies({"prototypes": values}, KINDS)["prototypes"], ready)
+    assert entry.noise_multiplier == pytest.approx(multiplier_of(calibration), rel=1e-6)
+    assert (entry.sensitivity, entry.sigma) == pytest.approx((math.sqrt(2) * swing, sigmas[9]), rel=1e-6)
+    assert entry.condition == "given the classes and their counts"
+
+
+def test_a_record_in_two_tables_of_means_moves_four():
+    """sqrt(2) times the noise of one table, for every class of both."""
+    one, two = (released(Means, means(), policy("analytic", "zero-out", False), tables=of)[1] for of in (
+        [RECORDS], [{0: 3, 4: 11}, {7: 41, 9: 1}],
+    ))  # fmt: skip
+    assert two.sigmas == pytest.approx([math.sqrt(2) * sigma for sigma in one.sigmas])
 
 
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
