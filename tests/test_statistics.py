@@ -124,7 +124,7 @@ def test_the_f_dp_bound_keeps_its_level_on_randomised_response():
     assert float(stats.binom.sf(next(falls) - 1, m, p)) <= LEVEL
 
 
-@pytest.mark.parametrize(("n1", "n0"), [(60, 60), (40, 120)])
+@pytest.mark.parametrize(("n1", "n0"), [pytest.param(60, 60, marks=pytest.mark.long), (40, 90)])
 def test_the_bound_from_counts_keeps_its_level(n1, n0):
     """Randomised response at epsilon = 1: TPR = e / (1 + e), FPR = 1 / (1 + e). Summed over all pairs of counts."""
     tpr, fpr = math.e / (1 + math.e), 1 / (1 + math.e)
@@ -173,7 +173,9 @@ def test_the_interval_of_an_auc_covers(n1, n0, shift):
     assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
 
 
-@pytest.mark.parametrize(("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), (500, 0.1, 2.0)])
+@pytest.mark.parametrize(
+    ("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), pytest.param(500, 0.1, 2.0, marks=pytest.mark.long)]
+)
 def test_the_interval_of_a_tpr_at_a_low_fpr_covers(n, fpr, shift):
     """The true TPR is at the threshold that has this FPR in truth. With the threshold taken as known, 500 of each
     class and 1 %: about 70 %."""

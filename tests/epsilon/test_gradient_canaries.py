@@ -109,6 +109,7 @@ def test_the_loss_of_a_canary():
     assert found.tolist() == [7.0, 0.0, 30.0]
 
 
+@pytest.mark.long
 def test_beside_the_residuals_they_show_what_they_show_alone(trained):
     """One repetition for both, as the audits of a suite make it."""
     alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=20)]

@@ -185,7 +185,7 @@ def test_a_lopsided_distribution_is_found_by_its_shape():
 @pytest.mark.parametrize("sigma", [0.3, pytest.param(20.0, marks=pytest.mark.long)])
 def test_rounding_and_clamping_do_not_accuse_honest_noise(sigma):
     """With sigma = 20 nearly every number arrives as 1 or -1."""
-    assert rejected(honest, 5, sigma=sigma, levels=LEVELS) <= 2
+    assert rejected(honest, 3, sigma=sigma, levels=LEVELS) <= 1
 
 
 def test_residuals_within_their_cells_are_normal():

@@ -107,7 +107,7 @@ DFFKE = {"tau": "off", "E_local": 2, "B": 32, "h": 4, "T_Tran": 0, "T_Dec": 0, "
     [
         ({"sensitivity": "random-pixel", "calibration": "classical"}, "refuted"),
         ({"sensitivity": "clip:1"}, "not refuted"),
-        ({"sensitivity": "clip:0.1", "calibration": "classical"}, "not refuted"),
+        pytest.param({"sensitivity": "clip:0.1", "calibration": "classical"}, "not refuted", marks=pytest.mark.long),
     ],
 )
 def test_random_pixel_is_refuted_and_clip_is_not(policy, verdict, tmp_path):
@@ -178,7 +178,14 @@ def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
         assert (found.verdict, found.lower_bound > 1.2, found.p_value < 0.01) == ("refuted", True, True)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in ALL if kind != "synthetic_images"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(kind, marks=pytest.mark.long if kind in ("label_counts", "soft_labels") else [])
+        for kind in ALL
+        if kind != "synthetic_images"
+    ],
+)
 def test_half_of_the_noise_is_found_out(kind, clipped, monkeypatch):
     """Means that are 2 mu apart, mu = 0.43 the claim's, are known to sqrt(2 / 200): 2 mu - mu is 4.3 of those, where
     1.6 refute."""
