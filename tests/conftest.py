@@ -220,6 +220,14 @@ def chromium(_chromium):
 
 
 @pytest.fixture(scope="session")
+def uneven(tmp_path_factory):
+    """The folder of an audit whose runs differ in everything: see helpers/runs/unequal. It is read, never written."""
+    import unequal
+
+    return unequal.write(tmp_path_factory.mktemp("uneven"))
+
+
+@pytest.fixture(scope="session")
 def dffke_run(tmp_path_factory):
     """Three clients with encoders of width 64, 64 and 128, three rounds, a buffer of one round."""
     from fedaudit import run

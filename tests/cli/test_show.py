@@ -15,11 +15,6 @@ DIGITS = ("digits-0", "digits-1")
 EMPTY = ""
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("uneven"))
-
-
 @pytest.fixture
 def later(uneven, tmp_path):
     """A function that makes the folder of a later day: the two seeds on digits, of which each record is changed."""

@@ -23,11 +23,6 @@ max = {epsilon}
 """
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("uneven"))
-
-
 @pytest.fixture
 def checked(fedaudit, uneven, tmp_path):
     """A function that checks all runs against a limit on bytes up of a client's answer and one on epsilon."""

@@ -9,8 +9,9 @@ import re
 import numpy as np
 import pytest
 import torch
+from gaussian_by_hand import epsilon_of, multiplier_for
 from protected import ALL, ONE, SMALL, Everything, everything, fedavg
-from scipy import optimize, stats
+from scipy import stats
 
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
@@ -218,20 +219,6 @@ def test_the_bound_is_that_of_the_most_noise_that_the_residuals_allow(honest, mo
 # --- by hand, on each engine ----------------------------------------------------------------------------------------
 
 
-def exact_multiplier(epsilon, delta):
-    """sigma over sensitivity at which Phi(1 / 2m - em) - e^e Phi(-1 / 2m - em) is delta (Balle and Wang 2018)."""
-    return optimize.brentq(lambda m: delta_of(epsilon, m) - delta, 0.05, 500)
-
-
-def exact_epsilon(multiplier, delta):
-    return optimize.brentq(lambda e: delta_of(e, multiplier) - delta, 0, 200)
-
-
-def delta_of(epsilon, m):
-    a, b = 1 / (2 * m), epsilon * m
-    return stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b)
-
-
 SEEN = ("embeddings", "label_counts", "logits", "soft_labels")
 FIELDS = {"embeddings": "e", "label_counts": "n", "logits": "V", "soft_labels": "z"}
 
@@ -253,7 +240,7 @@ def noise_by_hand(both, kind):
     """The noise of every release of a kind in units of its deviation, from the bytes of both runs. C = 1, replace-one:
     2 C for a row of one record, sqrt(2) for counts, sqrt(3) 2 C for three rows that depend on all records, and
     sqrt(2) 2 C / (N - 1) for the mean of a class of N records."""
-    m = exact_multiplier(1.0, 1e-2)
+    m = multiplier_for(1.0, 1e-2)
     found = []
     sent, bare = (
         {e.client: e for e in Transcript(both / name / "transcript").entries() if e.direction == "up"}
@@ -286,7 +273,7 @@ def test_noise_bill_and_figures_by_hand_on_every_engine(both, kind):
         (entry,) = [e for e in client.entries if e.field == f"Sent.{FIELDS[kind]}"]
         # The noise of class means tells how many records each class has, and no noise hides that.
         assert client.by_kind[kind] == (math.inf if kind == "label_counts" else pytest.approx(1.0, rel=1e-4))
-        assert entry.noise_multiplier == pytest.approx(exact_multiplier(1.0, 1e-2), rel=1e-4)
+        assert entry.noise_multiplier == pytest.approx(multiplier_for(1.0, 1e-2), rel=1e-4)
         assert (entry.rounds, entry.relation, entry.delta) == ([1], "replace-one", 1e-2)
     (found,) = audit_residuals(both / "noisy", kinds=[kind])
     scale, most = np.sqrt(np.mean(z**2)), np.sqrt((z**2).sum() / stats.chi2.ppf(0.025, len(z)))
@@ -296,7 +283,7 @@ def test_noise_bill_and_figures_by_hand_on_every_engine(both, kind):
     assert told, found.how
     assert [float(word) for word in told.groups()] == pytest.approx([scale, most], rel=2e-3)
     assert (found.trials, found.claim_epsilon, found.delta) == (len(z), 1.0, 1e-2)
-    bound = exact_epsilon(most * exact_multiplier(1.0, 1e-2), 1e-2)
+    bound = epsilon_of(most * multiplier_for(1.0, 1e-2), 1e-2)
     assert found.lower_bound == pytest.approx(min(bound, 1.0), rel=5e-3)
     assert found.p_value <= min(1.0, 2 * stats.chi2.cdf((z**2).sum(), len(z))) * (1 + 1e-2)
     assert found.verdict in ("not refuted", "cannot tell")

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy import optimize, stats
+from gaussian_by_hand import epsilon_of, multiplier_for
+from scipy import stats
 
 pytest.importorskip("cryptography")
 
@@ -187,12 +188,6 @@ def test_a_ledger_is_as_good_as_its_worst_client():
 # --- by hand: units of whole clients, on each engine ----------------------------------------------------------------
 
 
-def delta_of(epsilon, m):
-    """Phi(1 / 2m - em) - e^e Phi(-1 / 2m - em): of Gaussian noise of m times the sensitivity (Balle and Wang 2018)."""
-    a, b = 1 / (2 * m), epsilon * m
-    return stats.norm.cdf(a - b) - np.exp(epsilon) * stats.norm.cdf(-a - b)
-
-
 def flat(state):
     return np.concatenate([t.double().numpy().ravel() for t in state.values()])
 
@@ -216,7 +211,7 @@ def test_noise_bill_and_figures_by_hand_for_whole_clients(where, engine, tmp_pat
     more = {"rounds": 1, "eval_every": 1, "engine": engine}
     for name, noise in (("noisy", {"epsilon": 3}), ("bare", {"noise_multiplier": 1e-9})):
         run(Setting.make(**{**BASE, **more, "privacy": {"updates": {**policy, **noise}}}), out=tmp_path / name)
-    m = optimize.brentq(lambda m: delta_of(3.0, m) - 1e-3, 0.05, 100)
+    m = multiplier_for(3.0, 1e-3)
     (steps, made), (bare, _) = (noise_of(tmp_path / name, where) for name in ("noisy", "bare"))
     cut = [step * min(1.0, 0.5 / np.linalg.norm(step)) for step in bare]
     assert min(np.linalg.norm(step) for step in bare) > 0.49, "clipping matters"
@@ -241,7 +236,7 @@ def test_noise_bill_and_figures_by_hand_for_whole_clients(where, engine, tmp_pat
     releases = 5 if where == "client" else 1
     assert [float(word) for word in told.groups()] == pytest.approx([scale, most, releases], rel=2e-3)
     assert found.trials == len(z)
-    bound = optimize.brentq(lambda e: delta_of(e, most * m) - 1e-3, 0, 50)
+    bound = epsilon_of(most * m, 1e-3)
     assert found.lower_bound == pytest.approx(min(bound, 3.0), rel=5e-3)
     assert (found.claim_epsilon, found.ledger_epsilon) == pytest.approx((3.0, 3.0), rel=1e-3)
     assert found.verdict == "not refuted"

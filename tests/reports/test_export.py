@@ -330,11 +330,6 @@ def test_a_compressed_run_says_so(tmp_path):
 # --- runs in which everything differs: helpers/runs/unequal
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("unequal"))
-
-
 def test_a_tracker_gets_each_round_at_its_own_time(uneven):
     """Rounds of seed 1 take 2, 5, 10 and 17 s from the second of February on; round 3 has no accuracy."""
     runs = {tracked.name: tracked for tracked in Export(uneven).runs}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from gaussian_by_hand import delta_of, epsilon_of, multiplier_for
 from noised import Counts, Images, Many, Means, Rows, context, released
-from scipy import optimize, stats
+from scipy import stats
 from torch import Tensor
 
 from fedaudit.privacy.accounting import compose
@@ -20,15 +21,9 @@ from fedaudit.wire.message import KINDS
 EPSILON, DELTA, C, RELEASES = 0.8, 1e-3, 1.5, 5  # `noised.context` plans five releases
 
 
-def delta_of(epsilon: float, multiplier: float) -> float:
-    """Phi(1 / 2m - epsilon m) - e^epsilon Phi(-1 / 2m - epsilon m), m = sigma / sensitivity (Balle and Wang 2018)."""
-    a, b = 1 / (2 * multiplier), epsilon * multiplier
-    return float(stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b))
-
-
 def multiplier_of(calibration: str) -> float:
     """Exactly enough; by sqrt(2 ln(1.25 / delta)) / epsilon; or for five releases, whose squares of 1 / m add up."""
-    exact = optimize.brentq(lambda m: delta_of(EPSILON, m) - DELTA, 0.1, 100)
+    exact = multiplier_for(EPSILON, DELTA)
     classical = math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON
     return {"analytic": exact, "classical": classical, "total": exact * math.sqrt(RELEASES)}[calibration]
 
@@ -125,7 +120,7 @@ def test_the_bill_is_that_of_its_branch(calibration, relation):
     spent = compose([entry.events()], DELTA).epsilon_of_record
     assert delta_of(spent, m / math.sqrt(count)) == pytest.approx(DELTA, rel=1e-4)
     assert spent == pytest.approx(EPSILON, rel=1e-4) if calibration != "classical" else spent < EPSILON
-    assert how.epsilon(m, DELTA) == pytest.approx(optimize.brentq(lambda e: delta_of(e, m) - DELTA, 0, 9), abs=1e-6)
+    assert how.epsilon(m, DELTA) == pytest.approx(epsilon_of(m, DELTA), abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1.3])
