@@ -173,6 +173,22 @@ def test_the_interval_of_an_auc_covers(n1, n0, shift):
     assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
 
 
+@pytest.mark.parametrize(("m", "n", "fpr"), [(50, 400, 0.1), (80, 300, 0.5), (30, 60, 0.01)])
+def test_the_interval_of_a_tpr_by_hand(m, n, fpr):
+    """Over every number j of non-members above the threshold, with scipy's binomial and Beta: c(j) is the middle of
+    the members above the j-th largest non-member and above the next, on its weighted straight line."""
+    rng = np.random.default_rng(m)
+    inside, outside = np.sort(rng.normal(1, 1, m)), np.sort(rng.normal(0, 1, n))
+    j = np.arange(n + 1)
+    weight = stats.binom.pmf(j, n, fpr)
+    over = [0, *(int((inside > t).sum()) for t in outside[::-1]), m]
+    middle = np.array([(over[i] + over[i + 1]) / 2 for i in j])
+    slope, level = np.polyfit(j, middle, 1, w=np.sqrt(weight))
+    c = np.clip(level + slope * j, 0, m)
+    for found, p in zip(_tpr_interval(inside, outside, fpr, 0.9), (0.05, 0.95), strict=True):
+        assert weight @ stats.beta.cdf(found, c + 0.5, m - c + 0.5) == pytest.approx(p, abs=1e-4)
+
+
 @pytest.mark.parametrize(
     ("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), pytest.param(500, 0.1, 2.0, marks=pytest.mark.long)]
 )

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from protected import ALL, everything
+from protected import ALL, everything, once
 
 from fedaudit.epsilon.clipping import audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
@@ -95,6 +95,17 @@ def test_noise_that_is_scaled_for_less_is_found(honest, monkeypatch, what):
     expected = set(ALL) if what == "sensitivity" else set(ALL) - {"synthetic_images"}  # these have a multiplier
     assert {kind for kind, a in found.items() if a.verdict == "refuted"} == expected
     assert "of what epsilon, delta and the sensitivity ask for" in found["label_counts"].how
+
+
+def test_a_delta_of_one_in_n_is_that_of_the_clients_records(tmp_path, monkeypatch):
+    """Noise a tenth too small for epsilon = 1 at delta = 1 / n is told as such."""
+    folder = once(tmp_path / "a", label_counts={"epsilon": 1.0, "delta": "1/n"})
+    assert by_kind(audit_clipping(folder))["label_counts"].verdict == "not refuted"
+    real = Gaussian.multiplier
+    monkeypatch.setattr(Gaussian, "multiplier", lambda self, *a: 0.9 * real(self, *a))
+    found = by_kind(audit_clipping(folder))["label_counts"]
+    assert found.verdict == "refuted"
+    assert "is 0.9 of what epsilon, delta and the sensitivity ask for" in found.how
 
 
 def test_counts_that_are_none_must_be_refused(honest, monkeypatch):
