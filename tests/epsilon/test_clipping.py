@@ -143,6 +143,7 @@ def test_the_least_multiplier_is_that_of_the_analytic_mechanism():
         assert least_multiplier(epsilon, delta, 4) == pytest.approx(2 * analytic(epsilon, delta, 1.0), rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_bound_that_is_not_random_weakens_no_test_and_needs_no_correction(honest, monkeypatch):
     from fedaudit.epsilon.residuals import audit_residuals
 

@@ -118,6 +118,7 @@ def test_beside_the_residuals_they_show_what_they_show_alone(trained):
     assert together == alone
 
 
+@pytest.mark.long
 def test_a_training_that_bears_no_canary_does_not_stop_the_residuals(trained, monkeypatch):
     def refuse(fit, scores):
         raise PrivacyError("no")

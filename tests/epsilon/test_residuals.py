@@ -69,7 +69,10 @@ def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):
 
 @pytest.mark.parametrize(
     ("factor", "found_in"),
-    [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), pytest.param(0.0, set(ALL), marks=pytest.mark.long)],
+    [
+        (0.9, {"embeddings", "logits"}),
+        *(pytest.param(factor, set(ALL), marks=pytest.mark.long) for factor in (0.5, 0.0)),
+    ],
 )
 def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_path, monkeypatch):
     """The run was made with less noise than its ledger has; the audit is honest code, and only has the transcript."""
