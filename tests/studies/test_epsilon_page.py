@@ -243,6 +243,21 @@ def test_honest_runs_beside_them_are_refuted_in_one_of_two_hundred_at_most(table
     assert f"So {refuted} honest releases were refuted by mistake" in table.page()
 
 
+def test_an_honest_run_is_judged_by_all_its_fields_together():
+    """p = 0.0004 and 0.03 alone are refuted and suspicious. Of five fields Holm makes 0.002 and 0.15 of them. Bounds
+    that hold for certain do not count, nor does what could not be told."""
+
+    def row(seed, *ps, way="honest"):
+        tests = [{"test": "residuals", "p": p, "verdict": "refuted" if p < 1e-3 else "suspicious"} for p in ps]
+        unsure = [{"test": "residuals", "p": 0.01, "verdict": "cannot tell"}] * (5 - len(ps))
+        sure = [{"test": "clipping", "p": 1.0, "verdict": "not refuted"}] * 5
+        return {"way": way, "job": "fields", "seed": seed, "tests": [*tests, *unsure, *sure]}
+
+    rows = [row(0, 4e-4), row(1, 1e-4), row(2, 0.03), row(3), row(4, 1e-9, way="no noise")]
+    found = script("epsilon_forged").honest_runs(rows)
+    assert found == [{"runs": 4, "refuted": 1, "suspicious": 1}]
+
+
 def test_an_exact_test_of_counts_covers(table):
     rows = table.kept("exact")
     assert {(row["n"], row["epsilon"]) for row in rows} == {(n, e) for n in (50, 200, 1000) for e in (0.5, 1.0, 4.0)}
