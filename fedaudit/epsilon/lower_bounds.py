@@ -449,7 +449,7 @@ def _mean_bound(canaries: int, made: int, truth: float, delta: float, confidence
 
 
 def _likely_rights(canaries: int, made: int, mu: float, parts: int) -> list[int]:
-    """How many guesses on the surest canaries are right, in so many equally likely parts: the median of each."""
+    """Return numbers of right guesses on the surest canaries: the median of each of so many equally likely parts."""
     low, high = 0.0, 40.0
     for _ in range(60):  # the size of score that so many have
         middle = (low + high) / 2
