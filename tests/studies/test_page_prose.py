@@ -53,7 +53,7 @@ def test_fedafs_gate_in_words() -> None:
 
 
 def test_fedavg_beside_fedaf_in_words() -> None:
-    text, table = page("fedaf"), page("README")
+    text = page("fedaf")
     tf32, float32 = curve(only("fedaf_one_seed", "fedavg")), curve(only("fedaf_best", "fedavg"))
     half = statistics.mean(tf32[10:])
     assert f"{said(tf32)}." in text
@@ -65,8 +65,6 @@ def test_fedavg_beside_fedaf_in_words() -> None:
     for name, (mean, spread) in script("fedaf_curves").said([tf32, *seeds.values()]).items():
         assert f"| {name} | {mean:.2f} ± {spread:.2f} |" in text
         assert mean > 56.50 + 5.55
-        if name == "best round of the averaged curve":
-            assert f"three seeds the best round is {mean:.1f} after {min(map(len, seeds.values()))} rounds" in table
     apart = max(abs(a - b) for a, b in zip(tf32, float32, strict=False))
     assert len(float32) == 16
     assert f"within {apart:.1f} points of each other in all sixteen rounds that both have" in text
