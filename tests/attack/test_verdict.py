@@ -8,7 +8,7 @@ import torch
 
 from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import auc
-from fedaudit.attack.verdict import judge, judge_blind
+from fedaudit.attack.verdict import BROKEN, judge, judge_blind
 
 # --- ties, and unequal clients
 
@@ -88,3 +88,13 @@ def test_a_baseline_that_learned_from_one_client_has_its_direction(candidates):
     grouped = part(1, Groups(torch.zeros(len(half), dtype=torch.long)), half)
     assert judge_blind({"a": [wrong]})["a"].split_broken is True
     assert judge_blind({"a": [wrong, grouped]})["a"].split_broken is False
+
+
+def test_a_baselines_sentence_is_whole(candidates):
+    """It begins with a capital letter and has all its words, whether the split is broken or not."""
+    noise, _, member = candidates
+    for far, words in ((0.0, "No sign that the audit split is broken"), (3.0, BROKEN[0].upper() + BROKEN[1:])):
+        found = judge_blind({"a": scored(noise + far * member, member)})["a"]
+        assert found.split_broken is (far > 0)
+        assert found.verdict.startswith(f"{words} (AUC ")
+        assert found.verdict.endswith("confidence, corrected for 1 blind baselines).")
