@@ -151,7 +151,6 @@ NOT_A_MODULE = {
     "attacks/test_releases": "attacks of several questions on the releases of one run",
     "attacks/test_stated_settings": "every attack's settings against a table",
     "epsilon/test_new_mechanisms": "each mechanism through both audits of a run",
-    "flower/test_simulation": "Flower's own simulation around all of the room",
     "methods/test_beats_local": "what several rivals' papers claim",
     "methods/test_coverage": "every method has its tests",
     "methods/test_fingerprints": "every method, one kept run each",

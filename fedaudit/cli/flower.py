@@ -43,6 +43,10 @@ def run(
     resume: Annotated[
         bool, typer.Option(help="Go on with an unfinished run, if the app goes on from a state of its own.")
     ] = False,
+    client_args: Annotated[
+        str,
+        typer.Option(help="Arguments of a script with start_client, such as '--partition-id {partition-id}'."),
+    ] = "",
     verbose: Annotated[bool, typer.Option(help="Show what Flower logs.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -65,9 +69,9 @@ def run(
         kinds[name] = {"kind": what, "update": more == "update", "unit": "record" if more == "record" else "client"}
     with progress_bar(f"flower {app.name}") as watch:
         record = run_app(
-            read_app(app), out=out, nodes=nodes, privacy=dict(parse_policy(text) for text in privacy), kinds=kinds,
-            adapter=adapter, config=parse_pairs(run_config), canaries=canaries, seed=seed, keep_weights=keep_weights,
-            ray=ray, watch=watch, resume=resume,
+            read_app(app, client_args), out=out, nodes=nodes, privacy=dict(parse_policy(text) for text in privacy),
+            kinds=kinds, adapter=adapter, config=parse_pairs(run_config), canaries=canaries, seed=seed,
+            keep_weights=keep_weights, ray=ray, watch=watch, resume=resume,
         )  # fmt: skip
     if as_json:
         print(record.model_dump_json(indent=1))

@@ -10,7 +10,6 @@ that an auditor needs are in a table of their own there, or are given when the a
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import importlib
 import os
@@ -33,14 +32,15 @@ from fedaudit.flower.client import AuditedClientApp, AuditMod, Terms
 from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.flower.recorder import Recorder
 from fedaudit.flower.records import Records
+from fedaudit.flower.scripts import halves_of, starts_in
 from fedaudit.flower.server import AuditedServerApp
+from fedaudit.flower.simulation import lost_workers_replaced
 from fedaudit.progress import Watch, unwatched
 from fedaudit.registry import check_trusted
 from fedaudit.runtime.folder import locked
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.setting import Setting, read_toml
 
-STARTERS = ("start_client", "start_numpy_client", "start_server", "start_simulation")
 METHOD = "fedaudit.flower.method:FlowerApp"
 ERRORS = "errors.log"  # in the run folder: what nodes' and servers' exceptions said
 
@@ -58,31 +58,36 @@ class App:
     client_at: str | None = None  # package.module:attribute, for replaying a client
 
 
-def read_app(folder: Path) -> App:
-    """Return the app in a folder, as its pyproject.toml describes it. This imports its code."""
-    described = (folder / "pyproject.toml").exists() or _started_by_script(folder) is None
-    values = read_toml(folder / "pyproject.toml") if described else {}
+def read_app(folder: Path, client_args: str = "") -> App:
+    """Return the app in a folder, as its pyproject.toml describes it. This imports its code.
+
+    The app may also be two scripts (`fedaudit.flower.scripts`); `client_args` are the arguments of the client's.
+    """
+    scripts = starts_in(folder)
+    values = read_toml(folder / "pyproject.toml") if (folder / "pyproject.toml").exists() or not scripts else {}
     tool = values.get("tool", {})
     try:
         said = tool["flwr"]["app"]
         halves = said["components"]["clientapp"], said["components"]["serverapp"]
     except (KeyError, TypeError):
-        if (place := _started_by_script(folder)) is not None:
+        if (started := halves_of(scripts, client_args)) is not None:
+            ours = _ours(tool)
+            with on_path(folder):
+                return App(folder.name, *started, {}, ours.get("kinds", {}), ours.get("adapter"))
+        if scripts:
             raise SettingError(
-                f"{folder} is not a Flower app but a script: {place}. Only an app has halves that the audit can run. "
-                "Give the script's client_fn and strategy to ClientApp(client_fn=...) and ServerApp(config=..., "
-                "strategy=...), and name both in pyproject.toml under [tool.flwr.app.components], or call "
-                "fedaudit.flower.audited with them."
+                f"{folder} is not a Flower app but a script: {scripts[0]}. The audit can run the halves of an app, or "
+                "one script that calls start_server and another that calls start_client. Give the script's client_fn "
+                "and strategy to ClientApp(client_fn=...) and ServerApp(config=..., strategy=...), and name both in "
+                "pyproject.toml under [tool.flwr.app.components], or call fedaudit.flower.audited with them."
             ) from None
         raise SettingError(
             f"{folder / 'pyproject.toml'} does not describe a Flower app: [tool.flwr.app.components] with clientapp "
             "and serverapp is missing. Add it."
         ) from None
-    ours = tool.get("fedaudit", {}).get("flower", {})
-    if more := ours.keys() - {"adapter", "kinds"}:
-        raise SettingError(
-            f"[tool.fedaudit.flower] has {min(more)!r}, which is not a key of it. Choose from adapter and kinds."
-        )
+    if client_args:
+        raise SettingError("--client-args is for a script that calls start_client. This app has none: leave it out.")
+    ours = _ours(tool)
     with on_path(folder):
         client, server = imported(halves[0], ClientApp), imported(halves[1], ServerApp)
     name = values.get("project", {}).get("name", folder.name)
@@ -91,19 +96,14 @@ def read_app(folder: Path) -> App:
     )
 
 
-def _started_by_script(folder: Path) -> str | None:
-    """Return in words where a file of the folder starts clients or a server by itself; None if none does.
-
-    Flower's older functions do that, over a network, and return when all is over: there is nothing to put an audit in.
-    """
-    for path in sorted(folder.glob("*.py")):
-        with contextlib.suppress(SyntaxError, ValueError, OSError):
-            for node in ast.walk(ast.parse(path.read_bytes())):
-                called = node.func if isinstance(node, ast.Call) else None
-                name = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", None)
-                if name in STARTERS:
-                    return f"{path.name}, line {node.lineno}, calls {name}"  # type: ignore[attr-defined]
-    return None
+def _ours(tool: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the table [tool.fedaudit.flower] of a pyproject.toml."""
+    ours: dict[str, Any] = tool.get("fedaudit", {}).get("flower", {})
+    if more := ours.keys() - {"adapter", "kinds"}:
+        raise SettingError(
+            f"[tool.fedaudit.flower] has {min(more)!r}, which is not a key of it. Choose from adapter and kinds."
+        )
+    return ours
 
 
 def flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -322,9 +322,10 @@ def in_simulation(pair: Audited, nodes: int) -> None:
     os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
     from flwr.simulation import run_simulation
 
-    run_simulation(
-        server_app=pair.server,
-        client_app=pair.client,
-        num_supernodes=nodes,
-        backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
-    )
+    with lost_workers_replaced(pair.server.redone):
+        run_simulation(
+            server_app=pair.server,
+            client_app=pair.client,
+            num_supernodes=nodes,
+            backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+        )

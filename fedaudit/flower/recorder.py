@@ -174,6 +174,8 @@ class Recorder:
         self.number: int | None = None  # the app's own number of the open round
         self.asks: list[Ask] = []  # of the open round
         self.late = self.overtaken = 0  # answers and requests of a round that was over
+        self.worked = 0.0  # seconds of all nodes' answers in the open round
+        self.redone = 0  # tasks done again since the last round, because the process that did them was lost
         self.participants: set[int] = set()
         self.absent: list[Absence] = []
         self.fresh = False  # whether the server has shown the model that the open round made
@@ -223,7 +225,8 @@ class Recorder:
             self.folder / "transcript", keep_weights=self.setting.keep_weights, offset=head["transcript"],
             last_round=self.t, seq=head["seq"], clock=head["clock"],
         )  # fmt: skip
-        self.note(f"the run was resumed after round {self.t}; times of nodes before that are not in the table")
+        self.timings = Timings(record.timings, record.peak_rss_bytes)
+        self.note(f"the run was resumed after round {self.t}")
 
     def _check_going_on(self, number: int | None) -> None:
         """Raise an error if the first message after a resumption is not of the round after the last one."""
@@ -273,6 +276,11 @@ class Recorder:
             if sending.written:
                 self.late += 1
             sending.answer, sending.taken = answer, taken
+
+    def task_redone(self) -> None:
+        """Note that a node's task was lost with its process, and is done again."""
+        with self.lock:
+            self.redone += 1
 
     def _is_next(self, message_type: str, number: int | None, clients: Sequence[int]) -> bool:
         """Return whether requests begin another round than the open one."""
@@ -349,7 +357,9 @@ class Recorder:
             wire.flower["up", s.k] = answer.reply
             told = answer.told or Told(wall_s=0.0)
             wire.back(_Answer(s.k, encode(next(replies)), None, told.protection), fn, "cpu")
-            self.timings.add([Span(f"client {s.k}", self.t, message_type, told.wall_s)])
+            inner = "evaluation" if message_type == "evaluate" else message_type  # "evaluate" is the audit's own
+            self.timings.add([Span(f"client {s.k}", self.t, phase, told.wall_s) for phase in ("task", inner)])
+            self.worked += told.wall_s
             self._bill(s.k, told.n, told.entries)
             if message_type.partition(".")[0] == "train" and (said := reported(s.k, _tables(answer.reply[0]))):
                 self.reported.append(said)
@@ -427,6 +437,7 @@ class Recorder:
         wall = time.perf_counter() - self.begun  # from its first message on, training included, without our scoring
         for ask in self.asks:
             self._write(ask)
+        self.timings.add([Span("server", self.t, "round", max(0.0, wall - self.worked))])  # on Ray, nodes work at once
         offset = self.transcript.end_round(self.t)
         self._count(self.wire.traffic)
         up, down = self.wire.traffic.total("up"), self.wire.traffic.total("down")
@@ -442,9 +453,10 @@ class Recorder:
                 utility=self._utility() if self.fresh else None,
                 diagnostics=self.metrics,
                 wall_s=round(wall, 4),
+                redone=self.redone,
             )
         )
-        self.wire = None
+        self.wire, self.redone, self.worked = None, 0, 0.0
         self._commit(offset)
         if self.t == 1:
             self._check_kinds(sure=False)

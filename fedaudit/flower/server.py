@@ -222,10 +222,16 @@ class AuditedServerApp(ServerApp):
         self.inner, self.make_recorder, self.config = inner, recorder, config
         self.failure: FedauditError | None = None  # the error of the audit that ended the run
         self.begun = False  # whether a runtime has called it
+        self.recorder: Recorder | None = None  # that of the run, once it has begun
+
+    def redone(self) -> None:
+        """Note that a runtime did a task of a node again."""
+        if self.recorder is not None:
+            self.recorder.task_redone()
 
     def __call__(self, grid: Grid, context: Context) -> None:
         self.begun = True
-        recorder = self.make_recorder()
+        self.recorder = recorder = self.make_recorder()
         audited = AuditedGrid(grid, recorder)
         if self.config is not None:
             context.run_config = dict(self.config)

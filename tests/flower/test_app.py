@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import math
 import os
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -176,7 +178,35 @@ def test_the_torchvision_repair_is_lent_to_apps(tmp_path, monkeypatch):
     assert tried == ["repair"]
 
 
+# --- Flower's own examples -------------------------------------------------------------------------------------------
+
 CHECKOUT = os.environ.get("FEDAUDIT_FLOWER_CHECKOUT", "")
+RECIPES = Path(__file__).parents[2] / "docs" / "guide" / "flower.md"
+
+
+def run_example(checkout, name, scratch, monkeypatch, nodes=5):
+    """Audit an example of a checkout as it is, and return its record. Skip one whose libraries or data are not here.
+
+    Some examples write files where they run. Data sets in folders of the hub's names may lie beside `examples`.
+    """
+    for beside in checkout.iterdir():
+        (scratch / beside.name).symlink_to(beside.resolve())
+    monkeypatch.chdir(scratch)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    words = ["flower", "run", f"examples/{name}", "--out", "run", "--nodes", str(nodes)]
+    result = CliRunner().invoke(cli, words)
+    log = scratch / "run" / "errors.log"
+    said = f"{result.exception} {log.read_text() if log.exists() else ''}"
+    record = None if result.exit_code else read_record(scratch / "run")
+    if record is None or any(row.absent for row in record.rounds):
+        if lacks := re.search("No module named .*|.*(Hub|[Cc]onnection|No such file).*", said):
+            pytest.skip(lacks[0][:200])
+        pytest.fail(f"{result.output} {said}")
+    assert record.status == "done"
+    assert RunFolder(scratch / "run").transcript.digest(len(record.rounds)) == record.transcript_digest
+    wanted = record.setting.set["config"].get("num-server-rounds")
+    assert wanted is None or len(record.rounds) == wanted
+    return record
 
 
 @pytest.mark.slow
@@ -187,17 +217,98 @@ CHECKOUT = os.environ.get("FEDAUDIT_FLOWER_CHECKOUT", "")
      "flower-secure-aggregation", "fl-dp-sa", "federated-analytics"],
 )  # fmt: skip
 def test_flowers_own_examples_run_as_they_are(name, tmp_path, monkeypatch):
-    """From a checkout; an example whose libraries or data are not here is skipped, with the line that says so."""
-    monkeypatch.chdir(tmp_path)  # some examples write files
-    folder = Path(CHECKOUT) / "examples" / name
-    result = CliRunner().invoke(cli, ["flower", "run", str(folder), "--out", "run", "--nodes", "5"])
-    log = tmp_path / "run" / "errors.log"
-    said = f"{result.exception} {log.read_text() if log.exists() else ''}"
-    if result.exit_code and (lacks := re.search("No module named .*|.*(Hub|[Cc]onnection|No such file).*", said)):
-        pytest.skip(lacks[0][:200])
+    run_example(Path(CHECKOUT), name, tmp_path, monkeypatch)
+
+
+SHAPES = {  # of the examples that have a recipe: the app of `flower_apps`, and its number of rounds
+    "quickstart-pytorch": ("strategy", 2),
+    "quickstart-sklearn": ("configured", 25),
+    "opacus": ("opacus", 2),
+    "flower-secure-aggregation": ("secure", 2),
+    "quickstart-xgboost": ("xgboost", 2),
+}
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A folder in the shape of a checkout, whose examples have the names and the records of Flower's."""
+    for name, (shape, rounds) in SHAPES.items():
+        module = f"{name.replace('-', '_')}_by_hand"
+        folder = tmp_path / "checkout" / "examples" / name
+        folder.mkdir(parents=True)
+        (folder / "pyproject.toml").write_text(
+            f"[project]\nname = '{name}'\n[tool.flwr.app.components]\nserverapp = '{module}.server_app:app'\n"
+            f"clientapp = '{module}.client_app:app'\n[tool.flwr.app.config]\nnum-server-rounds = {rounds}\n"
+        )
+        (folder / module).mkdir()
+        for half, place in (("client_app", 0), ("server_app", 1)):
+            text = f"import flower_apps\n\napp = flower_apps.{shape}()[{place}]\n"
+            (folder / module / f"{half}.py").write_text(text)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield tmp_path / "checkout"
+    for module in set(sys.modules) - before:
+        if module.partition(".")[0].endswith("_by_hand"):
+            del sys.modules[module]
+
+
+def test_a_checkout_that_is_given_by_path_is_run(checkout, tmp_path, monkeypatch):
+    """One whose data lies beside the examples runs; one without its libraries or data is skipped with its line."""
+    (checkout / "some-hub").mkdir()
+    code = checkout / "examples" / "opacus" / "opacus_by_hand" / "client_app.py"
+    code.write_text(f"import pathlib\n\nassert pathlib.Path('some-hub').is_dir()\n{code.read_text()}")
+    (tmp_path / "here").mkdir()
+    record = run_example(checkout, "opacus", tmp_path / "here", monkeypatch, nodes=3)
+    assert [row.participants for row in record.rounds] == [[0, 1, 2]] * 2
+    lacking = checkout / "examples" / "quickstart-xgboost" / "quickstart_xgboost_by_hand" / "client_app.py"
+    lacking.write_text("import no_such_library\n")
+    (tmp_path / "there").mkdir()
+    with pytest.raises(pytest.skip.Exception, match="No module named 'no_such_library'"):
+        run_example(checkout, "quickstart-xgboost", tmp_path / "there", monkeypatch)
+    code = checkout / "examples" / "quickstart-pytorch" / "quickstart_pytorch_by_hand" / "client_app.py"
+    failing = "app = ClientApp()\napp.train()(lambda *_: open('nowhere'))\n"
+    code.write_text(f"from flwr.clientapp import ClientApp\n\n{failing}")
+    (tmp_path / "without").mkdir()
+    with pytest.raises(pytest.skip.Exception, match="No such file or directory: 'nowhere'"):
+        run_example(checkout, "quickstart-pytorch", tmp_path / "without", monkeypatch)
+
+
+def recipes():
+    """Return the rows of the guide's recipes: example, command, what the audit says."""
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in RECIPES.read_text().splitlines()]
+    return {row[0]: (row[1].strip("`"), row[2]) for row in rows if len(row) == 3 and row[0] in SHAPES}
+
+
+def test_there_is_a_recipe_for_each_of_five():
+    assert recipes().keys() == SHAPES.keys()
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_recipe_runs_as_it_stands_and_its_row_is_true(name, checkout, monkeypatch):
+    command, row = recipes()[name]
+    program, *words = shlex.split(command)
+    assert (program, words[2]) == ("fedaudit", f"examples/{name}")
+    monkeypatch.chdir(checkout)
+    result = CliRunner().invoke(cli, words)
     assert result.exit_code == 0, result.output + str(result.exception)
-    record = read_record(tmp_path / "run")
-    assert record.status == "done"
-    assert RunFolder(tmp_path / "run").transcript.digest(len(record.rounds)) == record.transcript_digest
-    wanted = record.setting.set["config"].get("num-server-rounds")
-    assert wanted is None or len(record.rounds) == wanted
+    record = read_record(checkout / words[words.index("--out") + 1])
+    assert record.setting.clients == int(words[words.index("--nodes") + 1])
+    assert len(record.rounds) == SHAPES[name][1]
+    spent, notes = record.ledger[0], " ".join(record.notes)
+    assert spent.epsilon == math.inf  # metrics go up in the clear in all five
+    if name == "quickstart-pytorch":
+        assert "server strategy: FedAvg" in notes
+        assert {"weights", "count"} <= spent.by_kind.keys()
+    elif name == "quickstart-sklearn":
+        assert "29.7 for the example's 25 rounds" in row
+        assert spent.by_kind["gradients"] == pytest.approx(29.7, abs=0.05)
+    elif name == "opacus":
+        assert [(said.verdict, said.claim) for said in record.audits] == [
+            ("not tried", "reported by the app's metrics")
+        ]
+        assert "it does not grow" in notes
+    elif name == "flower-secure-aggregation":
+        assert "the server sees only sums of at least 5 nodes' models" in notes
+        assert "the server sees only sums of at least 5 nodes' models" in row
+    else:
+        assert "such as the bytes of trees: no noise can be added, and no attack reads it" in notes

@@ -289,6 +289,8 @@ def test_a_run_goes_on_where_its_app_goes_on(tmp_path):
     assert resumed.ledger == whole.ledger
     assert RunFolder(tmp_path / "b").transcript.digest(3) == resumed.transcript_digest
     assert any("resumed after round 1" in note for note in resumed.notes)
+    calls = {(row.party, row.phase): row.calls for row in resumed.timings}
+    assert calls["server", "round"] == calls["client 0", "task"] == 3  # times before the break count too
     with pytest.raises(RunError, match="already holds a run"):
         run_app(counting(tmp_path / "broken"), out=tmp_path / "b", nodes=2, resume=True)
 
@@ -323,3 +325,48 @@ def test_an_app_without_numbers_cannot_go_on(tmp_path):
         run_app(app, out=tmp_path / "run", nodes=2)
     with pytest.raises(RunError, match="does not number its rounds"):
         run_app(app, out=tmp_path / "run", nodes=2, resume=True)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+import flower_apps
+from flwr.app import ArrayRecord
+from fedaudit.flower import App, run_app
+
+kept, dies = Path(sys.argv[1]) / "round.txt", sys.argv[3] == "dies"
+client, _ = flower_apps.strategy()
+
+def main(grid, context):
+    for t in range(int(kept.read_text()) + 1 if kept.exists() else 1, 4):
+        start = ArrayRecord([a + t for a in flower_apps.START])
+        sent = list(grid.push_messages(flower_apps._requests(grid, "train", str(t), arrays=start)))
+        if dies and t == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        list(grid.pull_messages(sent))
+        kept.write_text(str(t))
+
+record = run_app(App("x", client, flower_apps.served_by(main)), out=sys.argv[2], nodes=2, resume=not dies)
+print(record.transcript_digest, [row.round for row in record.rounds])
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_run_goes_on(tmp_path):
+    """SIGKILL in the middle of round 3, after the nodes have answered. The digest is that of a run without a break."""
+    import os
+    import subprocess
+    import sys
+
+    def command(app, out, how):
+        (tmp_path / app).mkdir(exist_ok=True)
+        words = [sys.executable, "-c", KILLED, str(tmp_path / app), str(tmp_path / out), how]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        return subprocess.run(words, capture_output=True, text=True, timeout=120, env=environment, check=False)
+
+    assert command("app", "run", "dies").returncode == -9
+    assert RunFolder(tmp_path / "run").record.status == "running"
+    resumed, whole = command("app", "run", "goes on"), command("whole", "other", "goes on")
+    assert resumed.returncode == whole.returncode == 0, resumed.stderr + whole.stderr
+    assert resumed.stdout == whole.stdout
+    assert resumed.stdout.split(" ", 1)[1] == "[1, 2, 3]\n"

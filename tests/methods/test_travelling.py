@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import adapted
@@ -94,6 +100,24 @@ def test_the_plan_knows_it():
     """One round of two clients, in float32."""
     planned = {row["field"]: row["bytes"] for row in plan_traffic(setting("fedavg"))["fields"]}
     assert planned == {"Global.w": 2 * 4 * adapted.TRAINED, "Local.w": 2 * 4 * adapted.TRAINED, "Local.n": 16}
+
+
+@pytest.mark.slow
+def test_the_lora_examples_commands_run_as_they_stand(tmp_path):
+    """In a copy, with one round in the place of five and one epoch in the place of three. A message has 23.7 kB."""
+    example = Path(__file__).parents[2] / "examples" / "lora_text"
+    shutil.copytree(example, tmp_path / "examples" / "lora_text")
+    (block,) = re.findall(r"```sh\n(.*?)```", (example / "README.md").read_text(), re.DOTALL)
+    assert block.count("fedaudit ") == 5
+    script = block.replace("--rounds 5", "--rounds 1").replace("--set E=3", "--set E=1")
+    script = script.replace("PYTHONPATH=", f"PYTHONPATH={os.pathsep.join(sys.path)}{os.pathsep}")
+    python = shlex.quote(sys.executable)
+    program = f'fedaudit() {{ {python} -m fedaudit "$@"; }}\npython() {{ {python} "$@"; }}\n'
+    done = subprocess.run(
+        ["bash", "-euo", "pipefail", "-c", program + script], cwd=tmp_path, capture_output=True, text=True, timeout=500
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert re.search(r"fedavg · DP-SGD ε=8 .* 23\.70 kB", done.stdout), done.stdout[-2000:]
 
 
 @pytest.mark.slow

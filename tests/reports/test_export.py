@@ -207,6 +207,22 @@ def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path, monkey
     assert summary["epsilon"] == pytest.approx(9.2)
 
 
+@pytest.mark.slow
+def test_wandbs_own_reader_reads_the_offline_run(folder, tmp_path):
+    """`wandb sync` reads the file and sends it to a server, which here is one of the test's own."""
+    pytest.importorskip("wandb")
+    from wandb_server import synced
+
+    export(folder / "runs" / "fedavg-dp-0", "wandb", tmp_path / "out", project="mine")
+    (run,) = (tmp_path / "out" / "wandb").glob("offline-run-*")
+    found = synced(run)
+    assert (found.run["project"], found.run["displayName"], found.run["groupName"]) == ("mine", "fedavg-dp-0", "fedavg")
+    config = {key: item["value"] for key, item in json.loads(found.run["config"]).items() if key != "_wandb"}
+    assert (config["method"], config["fedaudit.epsilon"]) == ("fedavg", "9.2")
+    assert [(row["_step"], row["accuracy"]) for row in found.history] == [(1, 0.69), (2, 0.70)]
+    assert found.summary["epsilon"] == pytest.approx(9.2)
+
+
 # --- verdicts --------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,9 @@ model can be told by hand.
 from __future__ import annotations
 
 import json
+import os
 import time
+from pathlib import Path
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
@@ -65,6 +67,15 @@ def strategy():
     return newer_client(), served_by(main)
 
 
+def configured():
+    """As many rounds as the app's config says."""
+
+    def main(grid: Grid, context: Context) -> None:
+        FedAvg().start(grid, ArrayRecord(START), num_rounds=int(context.run_config["num-server-rounds"]))
+
+    return newer_client(), served_by(main)
+
+
 class OwnStart(FedAvg):
     """A strategy that takes the place of Flower's loop, as apps with a tracker of their own do."""
 
@@ -82,6 +93,21 @@ def own_start():
         OwnStart().start(grid, ArrayRecord(START), num_rounds=ROUNDS)
 
     return newer_client(), served_by(main)
+
+
+def dying(folder: str, times: int = 1):
+    """As `strategy`, but node 1 ends its process in the middle of its training. Each time leaves a file in `folder`."""
+    client, server = strategy()
+    own = client._registered_funcs["train.default"]
+
+    def train(message: Message, context: Context) -> Message:
+        if number(context) == 1 and (died := len(os.listdir(folder))) < times:
+            (Path(folder) / str(died)).touch()
+            os._exit(1)
+        return own(message, context)
+
+    client._registered_funcs["train.default"] = train
+    return client, server
 
 
 def _requests(grid, kind, group="", **records):
@@ -221,6 +247,14 @@ def threads():
         return ServerAppComponents(strategy=older.FedAvg(), config=ServerConfig(num_rounds=ROUNDS))
 
     return older_client(), ServerApp(server_fn=server_fn)
+
+
+def scripts():
+    """Two scripts of the oldest API, with start_server and start_client."""
+    from fedaudit.flower import read_app
+
+    app = read_app(Path(__file__).parent / "flower_scripts", "--partition-id {partition-id}")
+    return app.client, app.server
 
 
 def components():
