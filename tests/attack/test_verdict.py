@@ -88,3 +88,10 @@ def test_a_baseline_that_learned_from_one_client_has_its_direction(candidates):
     grouped = part(1, Groups(torch.zeros(len(half), dtype=torch.long)), half)
     assert judge_blind({"a": [wrong]})["a"].split_broken is True
     assert judge_blind({"a": [wrong, grouped]})["a"].split_broken is False
+
+
+def test_a_blind_baseline_is_told_in_a_whole_sentence(candidates):
+    noise, _, member = candidates
+    told = judge_blind({"noise": scored(noise, member)})["noise"]
+    assert told.verdict.startswith("No sign that the audit split is broken (AUC 0.")
+    assert told.verdict.endswith("at 99.00% confidence, corrected for 1 blind baselines).")
