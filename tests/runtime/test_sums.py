@@ -419,3 +419,25 @@ def test_replies_of_several_shapes_have_no_sum():
     summing = Summing(SimpleNamespace(world=world), so_far, lambda *words: replies, b"", guarantee, 10)
     with pytest.raises(RunError, match="Round 4, update: clients sent replies of several shapes"):
         summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", dict.fromkeys(range(3)), None)
+
+
+def test_the_ring_has_room_for_the_noise_of_all_shares():
+    """1000 clients, of whom 600 suffice: each adds sigma^2 / 600, sigma = 1. The mean of all parts deviates by
+    sqrt(1000 / 600) / 1000, and 12 times that is kept free beside the clip of 4."""
+    policy = SimpleNamespace(where="shares", clip=4.0, secure=False)
+    guarantee = SimpleNamespace(policy=policy, multiplier=0.25, sigma=1.0)
+    z, noise, bound = run_sums.own_noise(guarantee, 1000, SimpleNamespace(threshold=0.6))
+    assert (z, noise.clip, noise.sigma) == (0.25, 4.0, 0.0)
+    assert bound == pytest.approx(4 + 12 * math.sqrt(1000 / 600) / 1000, rel=1e-9)
+    step = bound / 2_147_483  # a thousandth of the ring's half, 2^31 - 1
+    assert noise.variance == pytest.approx(1 / 600 / step**2, rel=1e-9)
+
+
+def test_as_many_as_the_threshold_asks_for_are_enough():
+    """Six of ten; at 0.05 of ten two, which is the least."""
+    for threshold, least in ((0.6, 6), (0.05, 2)):
+        here = SimpleNamespace(run=SimpleNamespace(setting=SimpleNamespace(threshold=threshold)))
+        here.so_far = SimpleNamespace(t=3)
+        Summing._enough(here, least, 10, "update", "sent keys")
+        with pytest.raises(RunError, match=f"{least - 1} of 10 clients sent keys, the threshold is {least}"):
+            Summing._enough(here, least - 1, 10, "update", "sent keys")
