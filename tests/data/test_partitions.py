@@ -417,6 +417,7 @@ def test_a_picture_is_as_wide_as_its_parts_and_names_of_22_letters_fit():
     Below 0.62, at least 2 of bubbles, above 0.25 and 0.2 for one line of title."""
     figure = bubbles(np.ones((3, 2), dtype=int), None, title="t")
     assert tuple(figure.get_size_inches()) == pytest.approx((0.695 + 2.4 + 1.25, 0.62 + 2.0 + 0.45))
+    assert {handle.get_markeredgewidth() for handle in figure.axes[0].get_legend().legend_handles} == {0}, "no edge"
     figure = bubbles(np.ones((3, 2), dtype=int), None, title="t", class_names=["a" * 22, "b" * 23])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a" * 22, "b" * 21 + "…"]
     assert figure.get_size_inches()[0] == pytest.approx(0.62 + 0.075 * 22 + 2.4 + 1.25)

@@ -357,3 +357,32 @@ def test_what_a_gate_leaves_out_of_a_ledger(cheap, monkeypatch):
         made(whole=False, record=SimpleNamespace(ledger=[], idle_policies=[], setting=setting)), cheap=cheap
     )
     assert done == ([False] if cheap else [True, *long])
+
+
+def test_of_tensors_that_a_model_lacks_and_has_too_many_the_first_is_named(monkeypatch, tmp_path):
+    """The file has b and c, the state a and b: a is missing."""
+    monkeypatch.setattr(accuracy, "_tensors", lambda path: {"b": torch.zeros(1), "c": torch.zeros(1)})
+    here = made(folder=tmp_path)
+    assert accuracy._differs(here, "m.safetensors", {"a": torch.zeros(1), "b": torch.zeros(1)})
+    (found,) = here.found.list
+    assert (found.field, found.recorded, found.recomputed) == ("a", "missing", "there")
+
+
+def test_tasks_done_again_are_counted_from_nothing():
+    assert _Outcome() == _Outcome(done=0, exact=0, largest=0.0, unreadable=0, wrong=0, reasons=[])
+
+
+@pytest.mark.parametrize(
+    ("noised", "left"), [(True, ["Local.n", "Other.w"]), (False, ["Local.w", "Local.n", "Other.w"])]
+)
+def test_what_goes_into_a_noised_sum_costs_nothing_beside_it(noised, left):
+    """Of the summed message the field without noise of its own is left out."""
+    entries = [
+        SimpleNamespace(field="Local.w", noise_multiplier=0.0),
+        SimpleNamespace(field="Local.n", noise_multiplier=2.0),
+        SimpleNamespace(field="Other.w", noise_multiplier=0.0),
+    ]
+    sums = {(3, 1): SimpleNamespace(total=SimpleNamespace(message="Local"))}
+    again = SimpleNamespace(case=SimpleNamespace(sums=sums), world=SimpleNamespace(guarantee="one" if noised else None))
+    asked = SimpleNamespace(up=SimpleNamespace(round=3, ask=1))
+    assert [e.field for e in rerun._billed(again, asked, SimpleNamespace(entries=entries))] == left
