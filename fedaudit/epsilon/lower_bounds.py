@@ -20,12 +20,12 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import betainc, nctdtr, ndtr, ndtri
+from scipy.special import bdtr, betainc, nctdtr, ndtr, ndtri
 
 from fedaudit.epsilon.exact_counts import claim_p
 from fedaudit.errors import ContractError, SettingError, unknown
 from fedaudit.privacy.calibration import gaussian_delta
-from fedaudit.significance import Said, said
+from fedaudit.significance import LEVEL, Said, said
 from fedaudit.stats import Counts, Floats, above, check_confidence, cp_lower, cp_upper, parted, split_classes
 
 Correction = Literal["exact", "split", "bonferroni"]
@@ -397,33 +397,71 @@ def ceiling(bound: Callable[..., Bound], trials: int, delta: float, confidence: 
     return bound(np.repeat([1.0, 0.0], [n1, n0]), np.arange(trials) < n1, delta, confidence, **options).epsilon
 
 
+SHARES = (1.0, 0.7, 0.5, 0.42, 0.35, 0.25, 0.18, 0.13, 0.09, 0.065, 0.045, 0.03, 0.02)  # of canaries that are guessed
+PARTS = ((300, 15), (3000, 7), (math.inf, 1))  # up to so many canaries: how many numbers of right guesses are tried
+WORTH = 0.9  # of the largest mean bound, that has to be left if more guesses are made so that a claim can be refuted
+LITTLE = 0.2  # of the truth: a mean bound below it is not worth fewer guesses
+
+
 @lru_cache(maxsize=256)
 def best_guesses(canaries: int, claim: float, delta: float, confidence: float = 0.95, steps: int = 1) -> int:
-    """The number of guesses that gives the best bound if scores are Gaussian and just as far apart as a claim allows.
+    """The number of guesses that gives the largest bound in the mean, if scores are Gaussian and just as far apart as
+    a claim allows, of those numbers with which the claim can be refuted.
 
     It follows from the number of canaries and from the claim, both of which are known before any score is: many guesses
-    use more canaries, few guesses use the surest. Expected are a quarter of a deviation fewer right guesses than in the
-    mean.
+    use more canaries, few guesses use the surest. Very few could not refute the claim if all of them were right. So
+    there are enough (`enough_guesses`) for an attacker who is right nine times of ten; if that would cost more than a
+    tenth of the bound, for one who is always right. The bound is that for a claim of at least 1: who refutes a smaller
+    one finds more than it allows.
     """
     claim = min(max(claim, 0.1), 12.0) if math.isfinite(claim) else 4.0
-    mu = steps * _mu_of(claim, delta)
-    best, most = max(1, (canaries + 1) // 2), -1.0
-    for share in SHARES:
-        made = max(1, math.ceil(share * canaries))
-        low, high = 0.0, 40.0
-        for _ in range(60):  # the size of score that so many have
-            middle = (low + high) / 2
-            above = ndtr(mu / 2 - middle) + ndtr(-mu / 2 - middle)
-            low, high = (middle, high) if above > made / canaries else (low, middle)
-        chance = float(ndtr(mu / 2 - low) / (ndtr(mu / 2 - low) + ndtr(-mu / 2 - low)))
-        right = min(made, math.floor(made * chance - 0.25 * math.sqrt(made * chance * (1 - chance))))
-        found = _edge(lambda x, r=made, v=right: _fdp_refutes(steps * x, 1 - confidence, canaries, r, v), 1e-3)  # type: ignore[misc]
-        if found > most + 1e-9:
-            best, most = made, found
-    return best
+    truth, mu = max(claim, 1.0), steps * _mu_of(claim, delta)
+    wanted = [enough_guesses(canaries, mu, LEVEL, right) for right in (0.9, 1.0)]
+    tried = {math.ceil(share * canaries) for share in SHARES} | {n for n in wanted if n is not None}
+    means = {made: _mean_bound(canaries, made, truth, delta, confidence, steps) for made in sorted(tried)}
+    most = max(means.values())
+    least = WORTH * most if most >= LITTLE * truth else 0.0
+    for enough in wanted:
+        worth = {made: mean for made, mean in means.items() if enough is not None and made >= enough and mean >= least}
+        if worth:
+            return max(worth, key=lambda made: (worth[made], -made))
+    return max(means, key=lambda made: (means[made], -made))
 
 
-SHARES = (1.0, 0.7, 0.5, 0.35, 0.25, 0.18, 0.13, 0.09, 0.065, 0.045, 0.03, 0.02)  # of canaries that are guessed
+def enough_guesses(canaries: int, mu: float, level: float, right: float) -> int | None:
+    """The fewest guesses that refute mu-GDP at a level if such a share of them is right; none where all are too few."""
+    low, high = 0, canaries  # low is not enough
+    if not _fdp_refutes(mu, level, canaries, high, math.floor(right * high)):
+        return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        found = _fdp_refutes(mu, level, canaries, middle, math.floor(right * middle))
+        low, high = (low, middle) if found else (middle, high)
+    return high
+
+
+def _mean_bound(canaries: int, made: int, truth: float, delta: float, confidence: float, steps: int) -> float:
+    """Return what so many guesses bound in the mean, if scores are Gaussian and as far apart as the truth allows."""
+    parts = next(parts for most, parts in PARTS if canaries <= most)
+    rights = _likely_rights(canaries, made, steps * _mu_of(truth, delta), parts)
+    found = {v: _edge(partial(_refuted_by, 1 - confidence, canaries, made, v, steps), 1e-2) for v in set(rights)}
+    return math.fsum(_epsilon_of(found[v], delta) for v in rights) / len(rights)
+
+
+def _likely_rights(canaries: int, made: int, mu: float, parts: int) -> list[int]:
+    """Return numbers of right guesses on the surest canaries: the median of each of so many equally likely parts."""
+    low, high = 0.0, 40.0
+    for _ in range(60):  # the size of score that so many have
+        middle = (low + high) / 2
+        above = ndtr(mu / 2 - middle) + ndtr(-mu / 2 - middle)
+        low, high = (middle, high) if above > made / canaries else (low, middle)
+    chance = float(ndtr(mu / 2 - low) / (ndtr(mu / 2 - low) + ndtr(-mu / 2 - low)))
+    at = np.searchsorted(bdtr(np.arange(made + 1), made, chance), [(i + 0.5) / parts for i in range(parts)])
+    return [int(v) for v in at.clip(max=made)]
+
+
+def _refuted_by(tau: float, m: int, r: int, v: int, steps: int, mu: float) -> bool:
+    return _fdp_refutes(steps * mu, tau, m, r, v)
 
 
 # -- one run ------------------------------------------------------------------------------------------------------

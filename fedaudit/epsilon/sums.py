@@ -246,8 +246,11 @@ def canary_audit(guarantee: Guarantee, setting: Setting, trials: int, confidence
 
 
 def projection(guarantee: Guarantee, setting: Setting, trial: int, there: bool) -> float:
-    """Return the sum's projection on the canary's direction, in one trial. The other clients' updates are zero."""
-    policy = guarantee.policy
+    """Return the sum's projection on the canary's direction, in one trial. The other clients' updates are zero.
+
+    The noise follows from the run's seed: with one noise for all runs, a false alarm would be one of them all.
+    """
+    policy, own = guarantee.policy, ("canary", setting.seed, trial, there)
     invited = max(2, round(setting.participation * setting.clients))
     adding = graph.needed(setting.threshold, invited)  # as few as may stay
     layout = Layout((Slot("w", "w", (DIMENSION,), False, "state"),), "")
@@ -260,8 +263,7 @@ def projection(guarantee: Guarantee, setting: Setting, trial: int, there: bool) 
     clients = adding if policy.where == "shares" else 1
     for i in range(clients):
         real = 100 * policy.clip * direction if there and i == 0 else np.zeros(DIMENSION)
-        key = ("canary", trial, there, i)
-        terms = Terms(None, invited, bound, 1.0, True, key, "00" * 32 if secure else None, {}, noise)
+        terms = Terms(None, invited, bound, 1.0, True, (*own, i), "00" * 32 if secure else None, {}, noise)
         update = Update(layout, real, np.zeros(0), 1.0)
         if policy.where == "server" and not secure:
             total += clipped(update, policy.clip)[0].real
@@ -274,9 +276,7 @@ def projection(guarantee: Guarantee, setting: Setting, trial: int, there: bool) 
     if secure:
         total = layout.ring(invited, bound, 1.0).decoded(words)[0]
     if policy.where == "server":
-        total = total + gaussian(
-            ("canary", trial, there), "sum noise", guarantee.sigma, DIMENSION, secure=policy.secure
-        )
+        total = total + gaussian(own, "sum noise", guarantee.sigma, DIMENSION, secure=policy.secure)
     return float(total @ direction)
 
 

@@ -114,15 +114,37 @@ def shipped(name: str) -> Path:
 def read_suite(path: Path | str | None) -> Suite:
     """Return the suite in a file (None: the quickstart), checked as far as possible before anything runs."""
     path = Path(path or QUICKSTART)
-    raw = read_toml(path)
     try:
-        if "budgets" in raw:
-            raw["budgets"] = _budgets(raw["budgets"], path)
+        raw = _with_extended(path)
         suite = validated(Suite, raw, "key of the suite")
         check_suite(suite)
     except FedauditError as e:
         raise type(e)(f"{path}: {e}") from None
     return suite
+
+
+def _with_extended(path: Path, below: tuple[Path, ...] = ()) -> dict[str, Any]:
+    """Return what a suite's file says, on top of the suite that it extends: a shipped one by name, or a file beside it.
+
+    [base] and [grid] are joined key by key. Every other key of this file takes the place of the other's.
+    """
+    raw = read_toml(path)
+    if "budgets" in raw:
+        raw["budgets"] = _budgets(raw["budgets"], path)
+    extends = raw.pop("extends", None)
+    if extends is None:
+        return raw
+    if not isinstance(extends, str):
+        raise SettingError(f"extends = {extends!r} is not a suite: give the name of one, or a file that ends in .toml.")
+    other = path.parent / extends if extends.endswith(".toml") else shipped(extends)
+    if other.resolve() in (path.resolve(), *below):
+        raise SettingError(f"extends = {extends!r} leads back to {other}: a suite cannot extend itself.")
+    first = _with_extended(other, (*below, path.resolve()))
+    joined = {**first, **raw}
+    for key in ("base", "grid"):
+        if all(isinstance(of.get(key, {}), dict) for of in (first, raw)):  # else the check of the suite says so
+            joined[key] = {**first.get(key, {}), **raw.get(key, {})}
+    return joined
 
 
 SAVED = "suite.json"  # in the folder of an audit

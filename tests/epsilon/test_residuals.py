@@ -7,9 +7,11 @@ import math
 
 import pytest
 from protected import ALL, ONE, SMALL, Everything, everything, fedavg
+from scipy.stats import chi2
 
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
+from fedaudit.epsilon.noise_tests import numbers_to_tell
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import sensitivity
@@ -50,6 +52,17 @@ def test_honest_noise_is_as_large_as_the_ledger_says(honest):
     opened = RunFolder(honest)
     with compute(opened.world):  # the client goes on with what it sent, noise and all: its memory is the run's
         assert all(repeat(opened, k, unwatched).exact for k in range(2))
+
+
+def test_few_numbers_say_how_many_rounds_would_tell(honest):
+    """Noise x 0.9 leaves 0.81 times a chi-square sum of squares. With n numbers its 99 % point is refuted at 0.001
+    (half of that, for two kinds of test) from some n on. 40 counts came from two rounds."""
+    enough = next(n for n in range(100, 10_000) if 2 * chi2.cdf(0.81 * chi2.ppf(0.99, n), n) < 1e-3)
+    assert not 2 * chi2.cdf(0.81 * chi2.ppf(0.99, enough - 1), enough - 1) < 1e-3
+    assert numbers_to_tell(1e-3) == enough
+    found = by_kind(audit_residuals(honest))
+    assert f"about {math.ceil(enough * 2 / 40)} rounds of this size would tell noise x 0.9" in found["label_counts"].how
+    assert "rounds of this size" not in found["embeddings"].how
 
 
 def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):

@@ -149,13 +149,25 @@ def test_noise_x_0_9_is_refuted_by_canaries():
     assert gdp_mean_shift(member + rng.normal(size=40_000), member, 1e-3, 0.95).p_value(claim) > 1e-3
 
 
+@pytest.mark.parametrize("where", ["server", "client", "shares"])
+def test_canaries_have_noise_of_their_own_in_each_run(where):
+    """The same in the same run, and others with another seed: a false alarm is one run's, not that of all runs."""
+    guarantee, setting = promised(where, 0.5)
+    other = setting.model_copy(update={"seed": setting.seed + 1})
+    mine, again, others = ([projection(guarantee, s, i, True) for i in range(8)] for s in (setting, setting, other))
+    assert mine == again
+    assert not set(mine) & set(others)
+
+
 @pytest.mark.slow
-def test_client_level_bounds_cover():
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_client_level_bounds_cover(where):
     """400 audits of an honest guarantee: at most 5 % give a bound above the truth (and the binomial's own error)."""
-    guarantee, setting = promised("server")
+    guarantee, setting = promised(where)
     truth, above = guarantee.epsilon(), 0
-    for i in range(400):
-        scores = [projection(guarantee, setting, 1000 * i + j, there) for there in (True, False) for j in range(60)]
+    for seed in range(400):
+        own = setting.model_copy(update={"seed": seed})
+        scores = [projection(guarantee, own, j, there) for there in (True, False) for j in range(60)]
         above += gdp_mean_shift(scores, np.repeat([True, False], 60), 1e-3, 0.95).epsilon > truth
     assert above <= 400 * 0.05 + 2 * (400 * 0.05 * 0.95) ** 0.5
 

@@ -53,7 +53,7 @@ def test_fedafs_gate_in_words() -> None:
 
 
 def test_fedavg_beside_fedaf_in_words() -> None:
-    text, table = page("fedaf"), page("README")
+    text = page("fedaf")
     tf32, float32 = curve(only("fedaf_one_seed", "fedavg")), curve(only("fedaf_best", "fedavg"))
     half = statistics.mean(tf32[10:])
     assert f"{said(tf32)}." in text
@@ -65,8 +65,6 @@ def test_fedavg_beside_fedaf_in_words() -> None:
     for name, (mean, spread) in script("fedaf_curves").said([tf32, *seeds.values()]).items():
         assert f"| {name} | {mean:.2f} ± {spread:.2f} |" in text
         assert mean > 56.50 + 5.55
-        if name == "best round of the averaged curve":
-            assert f"three seeds the best round is {mean:.1f} after {min(map(len, seeds.values()))} rounds" in table
     apart = max(abs(a - b) for a, b in zip(tf32, float32, strict=False))
     assert len(float32) == 16
     assert f"within {apart:.1f} points of each other in all sixteen rounds that both have" in text
@@ -159,6 +157,28 @@ def test_the_inversion_page_is_what_was_kept() -> None:
     assert all(
         mse["baseline: class mean (of no noise)"] < mse[row["noise"]] for row in kept if row["verdict"] == "failed"
     )
+
+
+def test_batches_of_records_on_the_inversion_page() -> None:
+    """The table is that of the kept rows, and so is what is said of it: 16.8 dB with eight records is reached by the
+    mlp on both sets of seeds, by the cnn on the first alone."""
+    kept = json.loads(of_study("inversion_batches.json").read_text())
+    batches = script("inversion_batches")
+    assert batches.table(kept) in (RESULTS / "inversion.md").read_text()
+    long: dict[tuple[str, int], list[float]] = {}
+    for row in kept:
+        assert row["labels"] == row["records"] == len(row["psnr"])
+        if row["records"] == 8 and row["way"] == "default":
+            long.setdefault((row["model"], row["seed"]), []).append(sum(row["psnr"]) / 8)
+    assert {seed for _, seed in long} == set(range(6))
+    means = {
+        (model, first): sum(long[model, first + k][0] for k in range(3)) / 3
+        for model in ("mlp", "cnn")
+        for first in (0, 3)
+    }
+    assert min(means["mlp", 0], means["mlp", 3], means["cnn", 0]) > 16.8 > means["cnn", 3]
+    ends = sorted(long["cnn", seed][0] for seed in (3, 4, 5))
+    assert f"single seeds lie between {ends[0]:.1f} and {ends[-1]:.1f} dB" in page("inversion")
 
 
 def test_fedzges_loops_with_kept_moments_in_words() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib.util
+import itertools
 import json
 import statistics
 import tomllib
@@ -292,6 +293,91 @@ def test_runs_that_differ_are_not_one_row(study: str) -> None:
     name = script("fedaf_table").name
     rows = [(s["seed"], s["model"], name(SimpleNamespace(setting=SimpleNamespace(**s)))) for s in settings]
     assert len(set(rows)) == len(rows)
+
+
+def test_fedafs_table_of_three_seeds_on_the_page() -> None:
+    """Table 1 at alpha 0.02: every row from the records, one commit, all rounds; what the verdict says of them."""
+    text = (RESULTS / "fedaf.md").read_text()
+    flat = " ".join(text.split())
+    figures = next(
+        column.figures
+        for table in published.tables()
+        if table.name == "fedaf 1"
+        for column in table.column
+        if column.name == "Fashion-MNIST, alpha 0.02"
+    )
+    curves: dict[str, list[list[float]]] = {}
+    for method in ("fedaf", "feddm", "fedavg", "fedprox", "moon", "fedbn"):
+        for seed in range(3):
+            run = json.loads(of_study(f"records/fedaf_table1_fmnist/{method}-{seed}.json").read_text())
+            setting = run["setting"]
+            assert (setting["method"], setting["seed"], setting["partition"]) == (method, seed, "dirichlet-capped:0.02")
+            assert (run["rounds_done"], run["status"], run["commit"]) == (20, "done", "2575f31")
+            curve = [r["clients"]["mean"] if method == "fedbn" else r["global"]["accuracy"] for r in run["rounds"]]
+            curves.setdefault(method, []).append([100 * value for value in curve])
+    names = {
+        "fedaf": "FedAF",
+        "feddm": "FedDM",
+        "fedavg": "FedAvg",
+        "fedprox": "FedProx",
+        "moon": "MOON",
+        "fedbn": "FedBN",
+    }
+    tops = {method: [max(curve) for curve in of] for method, of in curves.items()}
+
+    def listed(values: list[float]) -> str:
+        return ", ".join(f"{value:.2f}" for value in values)
+
+    def late(curve: list[float]) -> float:
+        return statistics.mean(curve[-5:])
+
+    for method, of in curves.items():
+        mean, spread = figures[method]
+        ours = f"{listed(tops[method])} | {statistics.mean(tops[method]):.2f} ± {statistics.stdev(tops[method]):.2f}"
+        ends = f"{listed([curve[-1] for curve in of])} | {listed([late(curve) for curve in of])}"
+        assert f"| {names[method]} | {mean:.2f} ± {spread:.2f} | {ours} | {ends} |" in text
+
+    def apart(pairs: list[float], digits: int = 2) -> tuple[str, str]:
+        mean, half = statistics.mean(pairs), 4.302653 * statistics.stdev(pairs) / 3**0.5  # two degrees of freedom
+        return f"{mean:+.{digits}f}", f"[{mean - half:.{digits}f}, {mean + half:.{digits}f}]"
+
+    mean, interval = apart([a - b for a, b in zip(tops["fedaf"], tops["feddm"], strict=True)])
+    assert f"FedAF above FedDM is not shown: {mean} points {interval} in the best round" in flat
+    both = zip(curves["fedaf"], curves["feddm"], strict=True)
+    mean, interval = apart([late(a) - late(b) for a, b in both])
+    assert f"and {mean} {interval} in the mean of the last five" in flat
+    mean, interval = apart([a - b for a, b in zip(tops["feddm"], tops["fedavg"], strict=True)], 1)
+    assert f"FedDM by {mean.removeprefix('+')} points {interval} over FedAvg" in flat
+    fallen = [top - curve[-1] for top, curve in zip(tops["fedaf"], curves["fedaf"], strict=True)]
+    assert f"falls by {fallen[1]:.1f} and {fallen[2]:.1f} points after its best round in seeds 1 and 2" in flat
+    above = [statistics.mean(tops[m]) - figures[m][0] for m in ("fedavg", "fedprox", "moon")]
+    assert f"stand {min(above):.0f} to {max(above):.0f} points above their published figures" in flat
+    assert f"FedBN is {figures['fedbn'][0] - statistics.mean(tops['fedbn']):.0f} points below its own" in flat
+    jumps = [max(abs(b - a) for a, b in itertools.pairwise(curve[10:])) for curve in curves["fedavg"]]
+    assert f"jump by {min(jumps):.0f} to {max(jumps):.0f} points from one round" in flat
+    averaged = max(statistics.mean(at) for at in zip(*curves["fedavg"], strict=True))
+    assert f"The best round of the averaged curve is {averaged:.2f}" in flat
+    cells = (RESULTS / "README.md").read_text()
+    assert f"of the averaged curve of the three seeds the best round is {averaged:.1f}" in cells
+
+
+def test_a_cell_is_whole_with_three_seeds_of_all_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = {str(seed): a_run("a", seed, 20) for seed in range(3)} | {"short": a_run("a", 2, 19)}
+    monkeypatch.setattr(TABLE, "read", runs.__getitem__)
+    assert TABLE.whole({"records": ["0", "1", "2"], "rounds": 20})
+    assert not TABLE.whole({"records": ["0", "1", "short"], "rounds": 20})
+    assert not TABLE.whole({"records": ["0", "1", "1"], "rounds": 20})
+    assert not TABLE.whole({"records": ["0", "1", "2"]})  # the paper's rounds are not known
+    assert not TABLE.whole({"cost": "much"})
+
+
+def test_the_best_round_of_clients_models_is_that_of_their_mean() -> None:
+    rounds = [
+        {"global": {"accuracy": 0.9}, "clients": {"mean": 0.2}, "clients_on_own": {"mean": 0.5}},
+        {"global": {"accuracy": 0.8}, "clients": {"mean": 0.4}, "clients_on_own": {"mean": 0.3}},
+    ]
+    found = [TABLE.best({"rounds": rounds}, whose=of)["accuracy"] for of in ("global", "clients", "clients_on_own")]
+    assert found == [0.9, 0.4, 0.5]
 
 
 def test_fedafs_whole_runs_on_the_page() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import statistics
 import tomllib
 from pathlib import Path
 
@@ -35,11 +37,13 @@ def figures(row, seed, accuracy, auc, **more):
 def test_a_line_of_the_table_by_hand(made, tmp_path, monkeypatch):
     """Two seeds of 0.8 and 0.9: mean 85, and t = 12.7 times 5 reaches beyond 0 to 100. The best comes first."""
     runs = [figures("open", 0, 0.8, 0.6), figures("open", 1, 0.9, 0.7)]
-    promise = {"epsilon": 8.0, "unit": "client", "to": "peers, outsiders"}
-    runs.append(figures("noised", 0, 0.95, 0.5, **promise))
+    promise = {"unit": "client", "to": "peers, outsiders"}
+    runs.append(figures("noised", 0, 0.95, 0.5, epsilon=7.0, **promise))
+    runs.append(figures("noised", 1, 0.95, 0.5, epsilon=8.0, **promise))
     monkeypatch.setattr(made, "kept", lambda name: runs)
     lines = made.table("digits").splitlines()
-    assert lines[2].startswith("| noised | 1 | 95.0 | 8.00, a client, peers, outsiders | 2.00 kB | 0.50; –; – |")
+    assert lines[2].startswith("| noised | 2 | 95.0")  # with the larger epsilon of the two
+    assert lines[2].endswith(" | 8.00, a client, peers, outsiders | 2.00 kB | 0.50; –; – |")
     assert lines[3] == "| open | 2 | 85.0 [21.5, 100.0] | infinite | 2.00 kB | 0.65; –; – |"
 
 
@@ -56,3 +60,52 @@ def test_the_study_has_every_setting():
         ]  # fmt: skip
         assert ("training" in {key for _, privacy in ways for key in privacy}) == (name != "fashion_1000")
         assert suite["base"]["clients"] == (1000 if name == "fashion_1000" else 100)
+
+
+def test_what_the_page_says_of_the_runs(made):
+    """Every figure of "What it shows", from the kept figures by other code than the table's."""
+    flat = " ".join((ROOT / "docs" / "results" / "sums.md").read_text().split())
+    runs = {}
+    for name in made.NAMES:
+        for run in json.loads((STUDY / "records" / f"{name}.json").read_text()):
+            runs.setdefault((name, run["row"]), {})[run["seed"]] = run
+    assert all(of.keys() == {0, 1, 2} and {run["rounds"] for run in of.values()} == {20} for of in runs.values())
+
+    def accuracies(name, row):
+        return [100 * runs[name, row][seed]["accuracy"] for seed in range(3)]
+
+    def auc(name, row, who="server"):
+        return statistics.mean(runs[name, row][seed]["auc"][f"loss by {who}"]["value"] for seed in range(3))
+
+    def cost(name, row):
+        plain, noised = accuracies(name, OPEN), accuracies(name, row)
+        return statistics.mean(plain) - statistics.mean(noised)
+
+    OPEN, SECURE, SHARES = (
+        "open sums, no noise",
+        "secure sums, no noise",
+        "secure sums, updates ε=8 per client, clip 1, noise in shares",
+    )
+    by_server = {e: f"open sums, updates ε={e} per client, clip 1, noise by the server" for e in (32, 8, 2)}
+    assert accuracies("digits", OPEN) == accuracies("digits", SECURE)
+    apart = zip(accuracies("fashion_1000", OPEN), accuracies("fashion_1000", SECURE), strict=True)
+    assert f"with 1,000 clients within {max(abs(a - b) for a, b in apart):.2f} points" in flat
+    falls = [f"from {auc(name, OPEN):.2f} to {auc(name, SECURE):.2f}" for name in ("digits", "fashion_1000")]
+    assert f"{falls[0]} on digits and {falls[1]} with 1,000 clients" in flat
+    for name in ("digits", "fashion_1000"):
+        assert abs(auc(name, SECURE) - auc(name, OPEN, "outsider")) < 0.01
+    seen = [auc("digits", row) for row in by_server.values()]
+    assert f"stays at {min(seen):.2f} to {max(seen):.2f} on digits" in flat
+    a, b, c = (cost("digits", row) for row in by_server.values())
+    assert f"epsilon = 32, 8 and 2 cost {a:.1f}, {b:.1f} and {c:.1f} points" in flat
+    most = max(abs(cost("fashion_1000", row)) for row in by_server.values())
+    assert f"all three are within {most:.1f} points of no noise" in flat
+    shares = [cost(name, SHARES) for name in ("digits", "fashion_1000")]
+    assert f"{shares[0]:.1f} points on digits and {shares[1]:.1f} with 1,000 clients at 8" in flat
+    spent = max(run["epsilon"] for name in made.NAMES for run in runs[name, SHARES].values())
+    assert f"the ledgers have at most {spent:.1f} in place of 8" in flat
+    dp_sgd = [cost(name, "open sums, DP-SGD, ε = 8") for name in ("digits", "fashion_100")]
+    assert f"DP-SGD at 8 costs {dp_sgd[0]:.1f} points on digits**" in flat
+    assert f"and {dp_sgd[1]:.1f} on Fashion-MNIST with 100 clients" in flat
+    ends = [accuracies("fashion_100", row)[0] for row in (OPEN, SECURE)]
+    assert f"end at {ends[0]:.1f} and {ends[1]:.1f} %" in flat

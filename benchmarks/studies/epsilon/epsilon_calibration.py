@@ -5,8 +5,8 @@
 
 Every bound: 400 repetitions without any leak (null) and 400 of a mechanism that is exactly as private as it claims.
 A bound above the truth is an error; 5 % are allowed. Every test of noise: 400 repetitions of honest noise. The table
-`level` says how often a true claim is refuted, at one in a thousand: give it 20,000 repetitions, as `exact` and
-`shift`; `power` says what is found of noise that only looks like noise.
+`level` says how often a true claim is refuted, at one in a thousand: give it 20,000 repetitions, as `guesses`,
+`exact` and `shift`; `power` says what is found of noise that only looks like noise.
 Numpy and SciPy only, one thread.
 """
 
@@ -142,6 +142,43 @@ def _surest(
     over = float(np.median(values)) / epsilon if epsilon else None
     row = {"bound": "one run, f-DP, surest", "epsilon": epsilon, "delta": delta, "median": float(np.median(values))}
     return {**row, "found_over_true": over, **rate(sum(v > epsilon for v in values), repetitions), "guesses": made}
+
+
+def guesses(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
+    """One run with few and many canaries: as many guesses as `best_guesses` says, beside half of the canaries and all
+    of them, on the same draws. In the mean, because with few canaries the median bound is 0."""
+    for canaries in (50, 100, 200, 1000):
+        for epsilon in (1.0, 4.0, 8.0):
+            made = {"surest": eps.best_guesses(canaries, epsilon, 1e-5), "half": (canaries + 1) // 2, "all": canaries}
+            found = _mean_bounds(repetitions, canaries, epsilon, list(made.values()), [seed, 9])
+            yield from ({"way": way, **row} for way, row in zip(made, found, strict=True))
+
+
+def _mean_bounds(
+    repetitions: int, canaries: int, epsilon: float, numbers: list[int], seed: list[int]
+) -> list[dict[str, Any]]:
+    """For each number of guesses on the surest canaries the mean bound over the truth, and how often it lies above."""
+    rows = []
+    for made, counts in zip(numbers, rights(repetitions, canaries, epsilon, numbers, seed), strict=True):
+        kinds, times = np.unique(counts, return_counts=True)
+        values = np.array([eps.one_run_fdp(canaries, made, int(v), 1e-5).epsilon for v in kinds])
+        row = {"canaries": canaries, "epsilon": epsilon, "guesses": made}
+        wrong = rate(int(times[values > epsilon].sum()), repetitions)
+        rows.append({**row, "mean_over_true": float(values @ times) / repetitions / epsilon, **wrong})
+    return rows
+
+
+def rights(repetitions: int, canaries: int, epsilon: float, numbers: list[int], seed: list[int]) -> np.ndarray:
+    """Gaussian scores as far apart as (epsilon, 1e-5) allows: for each number of guesses on the surest canaries, how
+    many are right in each repetition."""
+    mu, rng = eps._mu_of(epsilon, 1e-5), np.random.default_rng([*seed, canaries, int(10 * epsilon)])
+    found: list[np.ndarray] = []
+    for begin in range(0, repetitions, 1000):
+        inside = rng.random((min(1000, repetitions - begin), canaries)) < 0.5
+        scores = rng.normal(size=inside.shape) + mu * (inside - 0.5)
+        correct = np.take_along_axis((scores > 0) == inside, np.argsort(-np.abs(scores), 1), 1)
+        found.append(correct.cumsum(1)[:, [made - 1 for made in numbers]])
+    return np.concatenate(found).T
 
 
 def exact(repetitions: int, seed: int, only: str = "") -> Iterator[dict[str, Any]]:
@@ -353,6 +390,7 @@ def coverage(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:
 TABLES: dict[str, Callable[..., Iterator[dict[str, Any]]]] = {
     "bounds": bounds,
     "one_run": one_run,
+    "guesses": guesses,
     "noise": noise,
     "coverage": coverage,
     "level": level,

@@ -48,6 +48,7 @@ from fedaudit.privacy.dpsgd import Planned  # noqa: E402
 from fedaudit.privacy.mechanisms import additive  # noqa: E402
 from fedaudit.privacy.mechanisms.gaussian import Gaussian  # noqa: E402
 from fedaudit.runtime.runner import run  # noqa: E402
+from fedaudit.significance import holm, said  # noqa: E402
 
 ONE = {"epsilon": 1.0, "delta": 1e-2}
 KINDS = ("embeddings", "logits", "label_counts", "soft_labels", "synthetic_images")
@@ -448,6 +449,18 @@ def kept(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
+def honest_runs(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return what is said of honest runs, with the correction for all noise that was tested in each (Holm)."""
+    runs: dict[tuple[str, int], list[float]] = {}
+    for row in found:
+        if row["way"] == "honest":
+            random = [t for t in row["tests"] if t["test"] != "clipping"]  # bounds that hold or not are no chance
+            ps = [t["p"] if t["verdict"] in ("refuted", "suspicious") else 1.0 for t in random]
+            runs.setdefault((row["job"], row["seed"]), []).extend(ps)
+    words = Counter(said(min(p for p in holm(ps) if p is not None)) for ps in runs.values())
+    return [{"runs": len(runs), "refuted": words["refuted"], "suspicious": words["suspicious"]}]
+
+
 def _short(by: str) -> str:
     """Return the name of a test, or of the bound that does not hold."""
     for words, name in (
@@ -472,7 +485,9 @@ def main(arguments: list[str]) -> None:
         shards = [json.loads(path.read_text())["forged"] for path in sorted(chosen.out.glob("forged-*.json"))]
         # A run that was made again replaces the earlier one.
         last = {(row["job"], row["way"], row["kind"], row["seed"]): row for shard in shards for row in shard}
-        chosen.keep.write_text(json.dumps({"forged": kept(list(last.values()))}, indent=1) + "\n")
+        found = list(last.values())
+        made = {"forged": kept(found), "honest_runs": honest_runs(found)}
+        chosen.keep.write_text(json.dumps(made, indent=1) + "\n")
         return
     torch.set_num_threads(1)
     k, n = (int(part) for part in chosen.shard.split("/"))

@@ -66,6 +66,42 @@ def worst() -> str:
     )
 
 
+def guesses() -> str:
+    """How many canaries are guessed on, and what that gives in the mean, beside half of them and all."""
+    found = []
+    rows = kept("guesses")
+    for at in dict.fromkeys((row["canaries"], row["epsilon"]) for row in rows):
+        mine = {row["way"]: row for row in rows if (row["canaries"], row["epsilon"]) == at}
+        cells = [
+            f"{mine[way]['mean_over_true']:.3f}, {100 * mine[way]['rate']:.2f} [{100 * mine[way]['low']:.2f}, "
+            f"{100 * mine[way]['high']:.2f}] %"
+            for way in mine
+        ]
+        found.append([at[0], f"{at[1]:g}", mine["surest"]["guesses"], *cells])
+    return markdown(["canaries", "epsilon", "surest: guesses", "surest", "half", "all"], found)
+
+
+def reach() -> str:
+    """The mean bound for any number of guesses, as a share of the truth."""
+    rows = kept("reach")
+    head = ["guesses", *(str(row["guesses"]) for row in rows)]
+    used = ["bound used", *(f"{row['used']:.3f}" for row in rows)]
+    exact = ["largest valid bound", *(f"{row['exact']:.3f}" if "exact" in row else "" for row in rows)]
+    return markdown(head, [used, exact])
+
+
+def reach_in_short() -> str:
+    rows, finer = kept("reach"), kept("slopes")
+    used = max(rows, key=lambda row: row["used"])
+    exact = max((row for row in rows if "exact" in row), key=lambda row: row["exact"])
+    more = max(row["all"] - row["few"] for row in finer)
+    return (
+        f"The bound that audits use has its largest mean with {used['guesses']} guesses, {used['used']:.3f} of the "
+        f"truth. The largest that is valid has {exact['exact']:.3f} with {exact['guesses']}, or up to {more:.4f} more "
+        "with three times as many conditions"
+    )
+
+
 def noise() -> str:
     rows = kept("noise")
     if not rows:
@@ -266,7 +302,21 @@ def forged_in_short() -> str:
         f"{words['refuted']}, suspicious: {words['suspicious']}, cannot tell: {words['cannot tell']}, silent: "
         f"{words['not refuted']}. Honest runs: {runs}, with {sum(said.values())} releases, of which refuted: "
         f"{said['refuted']}, suspicious: {said['suspicious']} "
-        f"({100 * said['suspicious'] / max(1, sum(said.values())):.1f} %, where 5 % are allowed)."
+        f"({100 * said['suspicious'] / max(1, sum(said.values())):.1f} %, where 5 % are allowed). {_honest(said)}"
+    )
+
+
+def _honest(said: Counter[str]) -> str:
+    """What refuted releases of honest runs amount to: by chance, and among all that was tested in a run."""
+    from scipy.stats import binom
+
+    (all_,), of = kept("honest_runs"), sum(said.values())
+    chance = float(binom.sf(said["refuted"] - 1, of, 0.001))
+    return (
+        f"So {said['refuted']} honest releases were refuted by mistake. At one in 1,000, {of / 1000:.1f} are to be "
+        f"expected, and as many or more have a probability of {100 * chance:.0f} %. Here each release is judged alone; "
+        f"a report corrects for all fields of a run, and would have refuted {all_['refuted']} of the {all_['runs']} "
+        f"honest runs and called {all_['suspicious']} suspicious."
     )
 
 
@@ -374,7 +424,8 @@ def silent(of: str = "present") -> str:
 
 
 TABLES: dict[str, Callable[[], str]] = {
-    "tightness": tightness, "worst": worst, "noise": noise, "sabotage": sabotage, "by_test": by_test,
+    "tightness": tightness, "worst": worst, "guesses": guesses, "reach": reach, "reach_in_short": reach_in_short,
+    "noise": noise, "sabotage": sabotage, "by_test": by_test,
     "coverage": coverage, "whole_runs": whole_runs, "silent": silent, "rounds": rounds, "spread": spread,
     "levels": levels, "shape": shape, "second": lambda: sabotage("second"), "silent_first": lambda: silent("first"),
     "silent_second": lambda: silent("second"), "forged": forged, "forged_in_short": forged_in_short, "costs": costs,
@@ -396,6 +447,25 @@ mechanism's are; the others take nothing for granted. One-run bounds pay for eve
 {tightness}
 
 {worst}
+
+How many canaries are worth a guess depends on how many there are and on the claim, and is chosen by these alone: the
+number with the largest mean bound, of those with which an attacker who is right nine times of ten, or always, could
+refute the claim at one in 1,000, unless that costs more than a tenth of the bound. In each cell the mean bound over the
+true epsilon, and how often it was above the truth (interval of Clopper and Pearson), of 20,000 draws at delta = 1e-5.
+Canaries of whole runs and of sabotaged ones, further down, were guessed on by an earlier rule.
+
+{guesses}
+
+Can 1,000 canaries show .6 of an epsilon of 4 in one run? Not by the number of right guesses. The mean bound over the
+truth, of 20,000 draws, for any number of guesses:
+
+{reach}
+
+{reach_in_short}
+(epsilon_reach.py). It is a linear programme over all distributions of the number of right guesses; a larger bound would
+refute, too often, a mechanism that keeps its claim. It takes a second for each value that is tried and adds a thirtieth
+to what audits use in milliseconds, so audits do not use it. A bound from more than the number of right guesses is not
+ruled out by this.
 
 Two counts at a fixed threshold, by an exact test of both at once (fedaudit/epsilon/exact_counts.py), beside a limit on
 each. How often a true claim is refuted at 5 %, of 20,000 draws: at the edge of the claim (the worse of two rates), and
@@ -452,12 +522,10 @@ first {reviewed} rows are ways that earlier audits did not find.
 
 {forged_in_short}
 
-The runs are of a0dca2a. Three audits were mended after it: the scale of noise on class means, rounded numbers without
-noise, and records that a step should not hold. The rows that they concern (`sensitivity halved`, `calibration halved`,
-`delta x 10` and `one number in 50 without` of the fields) and 18 of the 400 honest runs were made again with the mended
-code, on the same seeds; before that, 28 of these releases of class means were passed over without a word.
+All runs are of 2575f31.
 
-Where nothing was found: 40 counts are few for noise x 0.9, for tails and for a period longer than their ten numbers.
+Where nothing was found: 40 counts are few for noise x 0.9, for tails and for a period longer than their ten numbers,
+and 800 numbers that all depend on every record ("rows of all") for noise x 0.9 and for a cut at 2 sigma.
 Images travel as 256 levels, so that a grid, a format or a pool finer than a level leaves no trace in what is sent, and
 half of the pixels are clamped. Of these releases an audit says that it cannot tell.
 

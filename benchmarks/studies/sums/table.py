@@ -97,8 +97,10 @@ def table(name: str) -> str:
     lines = [f"| {' | '.join(columns)} |", "|" + " --- |" * len(columns)]
     for text, of in sorted(by.items(), key=lambda item: -sum(run["accuracy"] for run in item[1]) / len(item[1])):
         reached = over_seeds([100 * run["accuracy"] for run in of], (0.0, 100.0))
-        epsilon = of[0]["epsilon"]
-        promised = "infinite" if epsilon == "infinite" else f"{epsilon:.2f}, a {of[0]['unit']}, {of[0]['to']}"
+        epsilon = max(
+            float("inf") if run["epsilon"] == "infinite" else run["epsilon"] for run in of
+        )  # the worst seed's
+        promised = "infinite" if epsilon == float("inf") else f"{epsilon:.2f}, a {of[0]['unit']}, {of[0]['to']}"
         interval = "" if reached.low is None or reached.high is None else f" [{reached.low:.1f}, {reached.high:.1f}]"
         cells = [text, str(len(of)), f"{reached.value:.1f}{interval}", promised]
         cells.append(bytes_text(sum(run["up"] for run in of) / len(of)))
