@@ -201,6 +201,33 @@ def quick(nursery_at, monkeypatch):
 
 
 @pytest.fixture(scope="session")
+def _chromium(tmp_path_factory):
+    """One browser for the whole session: starting it costs more than the tests."""
+    from browser import started
+
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
+
+
+@pytest.fixture(scope="module")
+def chromium(_chromium):
+    """The session's browser, as if it had just been started."""
+    from browser import as_new
+
+    as_new(_chromium)
+    yield _chromium
+    as_new(_chromium)
+
+
+@pytest.fixture(scope="session")
+def uneven(tmp_path_factory):
+    """The folder of an audit whose runs differ in everything: see helpers/runs/unequal. It is read, never written."""
+    import unequal
+
+    return unequal.write(tmp_path_factory.mktemp("uneven"))
+
+
+@pytest.fixture(scope="session")
 def dffke_run(tmp_path_factory):
     """Three clients with encoders of width 64, 64 and 128, three rounds, a buffer of one round."""
     from fedaudit import run

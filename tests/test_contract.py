@@ -120,10 +120,11 @@ def same(whole, record, folder):
     return facts(whole[0]) == facts(record) and rows(whole[1]) == rows(folder) and same_models(whole[1], folder)
 
 
-@pytest.mark.slow
-@core
+@pytest.mark.parametrize(
+    "method", [pytest.param(m, marks=[] if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)], indirect=True
+)
 def test_same_seed_same_bits(method, whole, small, tmp_path):
-    """Slow only because it says no more than the two below: a run on ray, and a resumed one, repeat the bits too."""
+    """For most slow, because it says no more than the two below: a run on ray, and a resumed one, repeat the bits."""
     assert same(whole, run(small(method, rounds=3), out=tmp_path / "a"), tmp_path / "a")
 
 
@@ -134,8 +135,10 @@ def test_another_seed_is_another_run(method, whole, small, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "method", [pytest.param(m, marks=[] if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)], indirect=True
-)
+    "method",
+    [pytest.param(m, marks=pytest.mark.long if m in ON_RAY else pytest.mark.slow) for m in sorted(CORE)],
+    indirect=True,
+)  # long: they alone would start Ray, for more than ten seconds
 @pytest.mark.skipif(bool(os.environ.get("FEDAUDIT_TEST_KERNELS")), reason="Ray's workers have the usual kernels")
 def test_serial_equals_ray(method, whole, small, tmp_path, ray_engine):
     assert same(whole, run(small(method, rounds=3), out=tmp_path / "a", engine=ray_engine), tmp_path / "a")

@@ -67,6 +67,7 @@ def code_of(path: str, name: str) -> tuple[str, int]:
     return path, min([node.lineno, *(d.lineno for d in node.decorator_list)])
 
 
+@pytest.mark.long
 def test_the_walk_is_the_way_of_an_embedding(undrawn, tmp_path):
     """The first call of each step, from the method's own lines on, comes after the first call of the step before."""
     steps = {code_of(path, name): number for number, (path, name) in enumerate(walk())}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,27 +18,30 @@ IS_NO = re.compile(r"(?<![Tt]here )\b(is|are) no\b(?! longer)")  # "There is no 
 EXCEPTIONS: dict[str, str] = {}
 
 
+class Read(NamedTuple):
+    """What is read of the sources. Their syntax trees are let go: a million nodes slow down every later test."""
+
+    files: int
+    docstrings: list[tuple[str, str]]  # where each stands, and its text
+    errors: list[tuple[str, str]]  # where each is raised, and its words
+
+
 @cache
-def sources() -> dict[str, ast.Module]:
-    found = {}
+def read() -> Read:
+    files, docstrings, errors = 0, [], []
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if not any(parent.is_symlink() for parent in path.parents):
-                found[path.relative_to(ROOT).as_posix()] = ast.parse(path.read_text())
-    return found
-
-
-@cache
-def docstrings() -> list[tuple[str, str]]:
-    """Return where each docstring stands, and its text."""
-    return list(_docstrings())
-
-
-def _docstrings() -> Iterator[tuple[str, str]]:
-    for name, tree in sources().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and (text := ast.get_docstring(node)):
-                yield f"{name}:{getattr(node, 'name', '')}", text
+            if any(parent.is_symlink() for parent in path.parents):
+                continue
+            files += 1
+            name = path.relative_to(ROOT).as_posix()
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                    if text := ast.get_docstring(node):
+                        docstrings.append((f"{name}:{getattr(node, 'name', '')}", text))
+                elif isinstance(node, ast.Raise) and node.exc is not None:
+                    errors.append((f"{name}:{node.lineno}", said(node.exc)))
+    return Read(files, docstrings, errors)
 
 
 def said(node: ast.AST) -> str:
@@ -51,32 +54,29 @@ def said(node: ast.AST) -> str:
 
 
 def test_there_is_something_to_read():
-    assert len(sources()) > 200
-    assert len(docstrings()) > 1500
+    assert read().files > 200
+    assert len(read().docstrings) > 1500
+    assert len(read().errors) > 500
 
 
 def test_docstrings_open_with_a_subject_or_a_verb():
     found = [
         f"{where}: {text.splitlines()[0]}"
-        for where, text in docstrings()
+        for where, text in read().docstrings
         if OPENINGS.match(text) and where not in EXCEPTIONS
     ]
     assert not found, f"{len(found)} docstrings:\n" + "\n".join(found)
 
 
 def test_every_exception_is_still_one():
-    assert EXCEPTIONS.keys() <= {where for where, text in docstrings() if OPENINGS.match(text)}
+    assert EXCEPTIONS.keys() <= {where for where, text in read().docstrings if OPENINGS.match(text)}
     assert len(EXCEPTIONS) <= 10
     assert all(len(reason.split()) > 3 for reason in EXCEPTIONS.values())
 
 
 def test_errors_say_what_a_thing_is_not():
     """ "is not a": "is no number" is read twice."""
-    found = []
-    for name, tree in sources().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.Raise) and node.exc is not None and IS_NO.search(said(node.exc)):
-                found.append(f"{name}:{node.lineno}: {said(node.exc)[:100]}")
+    found = [f"{where}: {words[:100]}" for where, words in read().errors if IS_NO.search(words)]
     assert not found, f"{len(found)} errors:\n" + "\n".join(found)
 
 

@@ -272,6 +272,7 @@ def read_members():
     return [len(world.members(k)[1]) for k in range(2)]
 
 
+@pytest.mark.long
 def test_pytest_benchmark_chooses_the_number_of_rounds(suite):
     """Four rounds at least by its option: one more to calibrate, one for the result, one before all of them."""
     body = """

@@ -129,6 +129,7 @@ def test_every_block_of_the_docs_runs_in_order(follow, page):
     follow(page, [(language, f"file={file}" if file else tag, body) for tag, file, language, body in found])
 
 
+@pytest.mark.long
 def test_the_section_on_own_models_and_data_runs(follow):
     """Of the tutorial, by itself and in the quick suite."""
     _, _, section = (ROOT / "docs" / "guide" / "tutorial.md").read_text().partition("## Your own model and data")

@@ -124,7 +124,7 @@ def test_the_f_dp_bound_keeps_its_level_on_randomised_response():
     assert float(stats.binom.sf(next(falls) - 1, m, p)) <= LEVEL
 
 
-@pytest.mark.parametrize(("n1", "n0"), [(60, 60), (40, 120)])
+@pytest.mark.parametrize(("n1", "n0"), [pytest.param(60, 60, marks=pytest.mark.long), (40, 90)])
 def test_the_bound_from_counts_keeps_its_level(n1, n0):
     """Randomised response at epsilon = 1: TPR = e / (1 + e), FPR = 1 / (1 + e). Summed over all pairs of counts."""
     tpr, fpr = math.e / (1 + math.e), 1 / (1 + math.e)
@@ -173,7 +173,25 @@ def test_the_interval_of_an_auc_covers(n1, n0, shift):
     assert held(sum(f.low <= true <= f.high for f in found), N, 0.95, 0.92)
 
 
-@pytest.mark.parametrize(("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), (500, 0.1, 2.0)])
+@pytest.mark.parametrize(("m", "n", "fpr"), [(50, 400, 0.1), (80, 300, 0.5), (30, 60, 0.01)])
+def test_the_interval_of_a_tpr_by_hand(m, n, fpr):
+    """Over every number j of non-members above the threshold, with scipy's binomial and Beta: c(j) is the middle of
+    the members above the j-th largest non-member and above the next, on its weighted straight line."""
+    rng = np.random.default_rng(m)
+    inside, outside = np.sort(rng.normal(1, 1, m)), np.sort(rng.normal(0, 1, n))
+    j = np.arange(n + 1)
+    weight = stats.binom.pmf(j, n, fpr)
+    over = [0, *(int((inside > t).sum()) for t in outside[::-1]), m]
+    middle = np.array([(over[i] + over[i + 1]) / 2 for i in j])
+    slope, level = np.polyfit(j, middle, 1, w=np.sqrt(weight))
+    c = np.clip(level + slope * j, 0, m)
+    for found, p in zip(_tpr_interval(inside, outside, fpr, 0.9), (0.05, 0.95), strict=True):
+        assert weight @ stats.beta.cdf(found, c + 0.5, m - c + 0.5) == pytest.approx(p, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("n", "fpr", "shift"), [(100, 0.1, 1.0), (500, 0.01, 1.0), pytest.param(500, 0.1, 2.0, marks=pytest.mark.long)]
+)
 def test_the_interval_of_a_tpr_at_a_low_fpr_covers(n, fpr, shift):
     """The true TPR is at the threshold that has this FPR in truth. With the threshold taken as known, 500 of each
     class and 1 %: about 70 %."""

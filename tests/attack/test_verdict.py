@@ -8,7 +8,7 @@ import torch
 
 from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import auc
-from fedaudit.attack.verdict import judge, judge_blind
+from fedaudit.attack.verdict import BROKEN, judge, judge_blind
 
 # --- ties, and unequal clients
 
@@ -90,8 +90,11 @@ def test_a_baseline_that_learned_from_one_client_has_its_direction(candidates):
     assert judge_blind({"a": [wrong, grouped]})["a"].split_broken is False
 
 
-def test_a_blind_baseline_is_told_in_a_whole_sentence(candidates):
+def test_a_baselines_sentence_is_whole(candidates):
+    """It begins with a capital letter and has all its words, whether the split is broken or not."""
     noise, _, member = candidates
-    told = judge_blind({"noise": scored(noise, member)})["noise"]
-    assert told.verdict.startswith("No sign that the audit split is broken (AUC 0.")
-    assert told.verdict.endswith("at 99.00% confidence, corrected for 1 blind baselines).")
+    for far, words in ((0.0, "No sign that the audit split is broken"), (3.0, BROKEN[0].upper() + BROKEN[1:])):
+        found = judge_blind({"a": scored(noise + far * member, member)})["a"]
+        assert found.split_broken is (far > 0)
+        assert found.verdict.startswith(f"{words} (AUC ")
+        assert found.verdict.endswith("confidence, corrected for 1 blind baselines).")

@@ -67,6 +67,7 @@ def test_the_ratio_by_hand():
 # --- inversion --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_records_are_drawn_from_their_means_and_not_under_noise(made):
     attack = {"attack": "prototype_inversion", "shadows": 12}
     some = list(range(4))

@@ -43,11 +43,11 @@ def test_presets_are_those_of_the_method():
     ("words", "expected"),
     [
         ("fedaudit run --method fedz", "fedzge"),
-        ("fedaudit attack --attack rm", "rmia"),
+        pytest.param("fedaudit attack --attack rm", "rmia", marks=pytest.mark.long),
         pytest.param("fedaudit run --dataset fash", "fashion-mnist", marks=pytest.mark.long),
         pytest.param("fedaudit run --model resnet18_", "resnet18_cifar", marks=pytest.mark.long),
         pytest.param("fedaudit run --method fedzge --preset au", "authors", marks=pytest.mark.long),
-        ("fedaudit list methods dffk", "dffke"),
+        pytest.param("fedaudit list methods dffk", "dffke", marks=pytest.mark.long),
     ],
 )
 def test_the_shell_gets_the_name(words, expected):

@@ -108,11 +108,6 @@ def test_no_table_breaks_a_word_at_80_columns(columns, capsys, monkeypatch):
 # --- runs in which everything differs ---
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("uneven"))
-
-
 @pytest.mark.parametrize("name", ["digits-0", "digits-1", "mnist-0"])
 def test_show_says_what_the_raw_record_holds(uneven, name, fedaudit):
     """Bytes and seconds are of all rounds; accuracy and its spread of the last and of the chosen one; epsilon, delta

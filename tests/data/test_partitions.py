@@ -264,11 +264,11 @@ def test_no_record_is_in_two_places(spec, seed, fractions):
 def test_every_record_is_equally_likely_a_member():
     """60 records, 3 clients of 20, of which 5 non-members and 2 for validation: a member with probability 13/20.
 
-    Over 1500 seeds the number of times that a record is a member is binomial. Two bounds, each at a false alarm of
+    Over 800 seeds the number of times that a record is a member is binomial. Two bounds, each at a false alarm of
     about 1e-6 for the whole test: every single count in its two-sided interval, and the sum of squared standardised
     deviations below the chi-square quantile (memberships of a seed are negatively correlated, which lowers the sum).
     """
-    data, rate, trials = toy(60), 13 / 20, 1500
+    data, rate, trials = toy(60), 13 / 20, 800
     hits = np.zeros(60)
     for seed in range(trials):
         for shard in federate(data, clients=3, partition="iid", seed=seed, aux=0.0).shards:

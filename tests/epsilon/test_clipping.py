@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from protected import ALL, everything
+from protected import ALL, everything, once
 
 from fedaudit.epsilon.clipping import FieldTest, audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
@@ -100,6 +100,17 @@ def test_noise_that_is_scaled_for_less_is_found(honest, monkeypatch, what):
     assert "of what epsilon, delta and the sensitivity ask for" in found["label_counts"].how
 
 
+def test_a_delta_of_one_in_n_is_that_of_the_clients_records(tmp_path, monkeypatch):
+    """Noise a tenth too small for epsilon = 1 at delta = 1 / n is told as such."""
+    folder = once(tmp_path / "a", label_counts={"epsilon": 1.0, "delta": "1/n"})
+    assert by_kind(audit_clipping(folder))["label_counts"].verdict == "not refuted"
+    real = Gaussian.multiplier
+    monkeypatch.setattr(Gaussian, "multiplier", lambda self, *a: 0.9 * real(self, *a))
+    found = by_kind(audit_clipping(folder))["label_counts"]
+    assert found.verdict == "refuted"
+    assert "is 0.9 of what epsilon, delta and the sensitivity ask for" in found.how
+
+
 def test_counts_that_are_none_must_be_refused(honest, monkeypatch):
     monkeypatch.setattr(sensitivity, "_histogram_sensitivity", lambda *a: math.sqrt(2))
     (found,) = audit_clipping(honest, kinds=["label_counts"])
@@ -135,6 +146,7 @@ def test_the_least_multiplier_is_that_of_the_analytic_mechanism():
         assert least_multiplier(epsilon, delta, 4) == pytest.approx(2 * analytic(epsilon, delta, 1.0), rel=1e-6)
 
 
+@pytest.mark.long
 def test_a_bound_that_is_not_random_weakens_no_test_and_needs_no_correction(honest, monkeypatch):
     from fedaudit.epsilon.residuals import audit_residuals
 

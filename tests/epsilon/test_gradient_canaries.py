@@ -109,14 +109,16 @@ def test_the_loss_of_a_canary():
     assert found.tolist() == [7.0, 0.0, 30.0]
 
 
+@pytest.mark.long
 def test_beside_the_residuals_they_show_what_they_show_alone(trained):
     """One repetition for both, as the audits of a suite make it."""
-    alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=100)]
-    canaries = Canaries(100)
+    alone = [*audit_residuals(trained), *audit_canaries(trained, canaries=20)]
+    canaries = Canaries(20)
     together = [*audit_residuals(trained, beside=canaries.of), *keep_canaries(trained, canaries)]
     assert together == alone
 
 
+@pytest.mark.long
 def test_a_training_that_bears_no_canary_does_not_stop_the_residuals(trained, monkeypatch):
     def refuse(fit, scores):
         raise PrivacyError("no")

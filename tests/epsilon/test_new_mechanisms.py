@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 
 import pytest
-import torch
+from protected import SMALL, AsksOnce
 from torch import Tensor
 
-from fedaudit import Down, Method, Record, Up, ce, private, run, sgd
+from fedaudit import Up, private, run
 from fedaudit.cli.listing import ledger_lines
 from fedaudit.epsilon.release_path import audit_releases
 from fedaudit.epsilon.residuals import audit_residuals
@@ -20,10 +20,6 @@ from fedaudit.reports.vocabulary import protection_text
 from fedaudit.runtime.run_record import read_record
 
 
-class Ask(Down):
-    pass
-
-
 class Sent(Up):
     e: Tensor = private("embeddings", via="data", unit="record")
     V: dict[int, Tensor] = private("logits", via="data", unit="client", depends="class")
@@ -32,25 +28,10 @@ class Sent(Up):
     Y: Tensor = private("labels", via="data", unit="record")
 
 
-class Nothing(Record):
-    pass
-
-
-class Everything(Method):
-    def init(self, server):
-        return Nothing()
-
-    def round(self, s, server, cohort):
-        cohort.ask(self.send, Ask())
-        return s
-
+class Everything(AsksOnce):
     def send(self, client, msg):
-        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
-        with torch.no_grad():
-            e, z = client.model.encode(client.x), client.model(torch.zeros(3, *client.shape))
-        counts = torch.bincount(client.y, minlength=client.classes).float()
-        V = client.protect(Sent, "V", client.class_means(e, "logits"))
-        return Sent(e, V, counts, z, client.y)
+        e, counts, z = self.trained(client)
+        return Sent(e, client.protect(Sent, "V", client.class_means(e, "logits")), counts, z, client.y)
 
 
 PRIVACY = dict(
@@ -63,7 +44,6 @@ PRIVACY = dict(
         "labels:eps=0.3,randomised-response",
     )
 )
-SMALL = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4, "eval_clients": False}
 
 
 class Row(Up):
@@ -72,12 +52,10 @@ class Row(Up):
     Y: Tensor = private("labels", via="data", unit="record")
 
 
-class Private(Everything):
+class Private(AsksOnce):
     def send(self, client, msg):
-        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
-        with torch.no_grad():
-            e = client.model.encode(client.x)
-        return Row(e, torch.bincount(client.y, minlength=client.classes).float(), client.y)
+        e, counts, _ = self.trained(client)
+        return Row(e, counts, client.y)
 
 
 def made(folder, privacy=PRIVACY, method="Everything"):

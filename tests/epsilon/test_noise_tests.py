@@ -40,8 +40,8 @@ def rejected(noise, n, **options) -> int:
 
 
 def test_honest_noise_is_accused_in_five_percent_at_most():
-    """200 repetitions: 5 % gives at most 19 with a probability of 99.7 %."""
-    assert rejected(honest, 200, exact=True) <= 19
+    """120 repetitions: 5 % gives at most 13 with a probability of 99.7 %."""
+    assert rejected(honest, 120, exact=True) <= 13
 
 
 def test_noise_times_nine_tenths_is_found_in_a_thousand_numbers():
@@ -59,11 +59,31 @@ def test_noise_times_nine_tenths_is_found_in_a_thousand_numbers():
     assert finding.finds < 0.9 < more.finds
 
 
+@pytest.mark.parametrize("factor", [0.95, 1.0, 1.1])
+@pytest.mark.parametrize("confidence", [0.95, 0.99])
+def test_the_figures_of_a_finding_by_hand(factor, confidence):
+    """The sum of squares of 1,000 numbers against chi-squared. Half of the failure probability is the scale's, the
+    other half is shared by all other tests; too much noise counts where the release is known to the bit."""
+    made = releases(lambda rng, k: factor * honest(rng, k), seed=3)
+    squares = float(sum((r.z**2).sum() for r in made))
+    finding, exact = examine(made, confidence), examine(made, confidence, exact=True)
+    level = 1 - confidence
+    assert finding.scale == pytest.approx(np.sqrt(squares / 1000))
+    assert finding.low == pytest.approx(np.sqrt(squares / stats.chi2.isf(level / 2, 1000)))
+    assert finding.high == pytest.approx(np.sqrt(squares / stats.chi2.ppf(level / 2, 1000)))
+    assert finding.tests[0].p == pytest.approx(stats.chi2.cdf(squares, 1000))
+    assert finding.p_more == pytest.approx(stats.chi2.sf(squares, 1000))
+    for one in (finding, exact):
+        rest = [test.p for test in one.tests[1:]]
+        assert one.p == pytest.approx(min(1.0, 2 * one.tests[0].p, 2 * len(rest) * min(rest)))
+        assert [test.p for test in one.tests if test.name == "excess"] == ([one.p_more] if one is exact else [])
+
+
 def test_the_scales_limits_hold():
     """One-sided 97.5 % above (half of the failure probability is the scale's), 97.5 % below."""
-    found = [examine(releases(lambda rng, k: 0.7 * honest(rng, k), seed=seed)) for seed in range(200)]
-    assert sum(f.high < 0.7 for f in found) <= 12
-    assert sum(f.low > 0.7 for f in found) <= 12
+    found = [examine(releases(lambda rng, k: 0.7 * honest(rng, k), seed=seed)) for seed in range(100)]
+    assert sum(f.high < 0.7 for f in found) <= 7
+    assert sum(f.low > 0.7 for f in found) <= 7
     assert np.mean([f.high for f in found]) < 0.75
 
 
@@ -127,10 +147,10 @@ def test_one_round_with_less_noise_is_found_among_many():
 
 
 def test_honest_noise_over_rounds_is_accused_in_five_percent_at_most():
-    found = [examine(over_rounds(honest, seed), exact=True) for seed in range(100)]
-    assert sum(f.p < 0.05 for f in found) <= 12
+    found = [examine(over_rounds(honest, seed), exact=True) for seed in range(60)]
+    assert sum(f.p < 0.05 for f in found) <= 8
     for name in ("row", "round"):  # each by itself, too
-        assert sum(t.p < 0.05 for f in found for t in f.tests if t.name == name) <= 12
+        assert sum(t.p < 0.05 for f in found for t in f.tests if t.name == name) <= 8
 
 
 def test_a_release_that_is_not_what_it_should_be_is_found_along_itself():
@@ -165,7 +185,7 @@ def test_a_lopsided_distribution_is_found_by_its_shape():
 @pytest.mark.parametrize("sigma", [0.3, pytest.param(20.0, marks=pytest.mark.long)])
 def test_rounding_and_clamping_do_not_accuse_honest_noise(sigma):
     """With sigma = 20 nearly every number arrives as 1 or -1."""
-    assert rejected(honest, 5, sigma=sigma, levels=LEVELS) <= 2
+    assert rejected(honest, 3, sigma=sigma, levels=LEVELS) <= 1
 
 
 def test_residuals_within_their_cells_are_normal():

@@ -97,7 +97,7 @@ def test_one_weak_step_is_named(trained, monkeypatch):
     ("name", "drawn"),
     [
         ("fixed", lambda n, q, rng: torch.randperm(n, generator=rng)[: round(q * n)].sort().values),
-        ("all", lambda n, q, rng: torch.arange(n)),
+        pytest.param("all", lambda n, q, rng: torch.arange(n), marks=pytest.mark.long),
         ("twice", lambda n, q, rng: REAL_DRAWN(n, min(1.0, 2 * q), rng)),
     ],
 )

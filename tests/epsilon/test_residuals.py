@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 
+import numpy as np
 import pytest
+import torch
+from gaussian_by_hand import epsilon_of, multiplier_for
 from protected import ALL, ONE, SMALL, Everything, everything, fedavg
-from scipy.stats import chi2
+from scipy import stats
 
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
@@ -22,6 +26,7 @@ from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
+from fedaudit.wire.transcript import Transcript
 
 
 def scaled(monkeypatch, factor):
@@ -57,8 +62,8 @@ def test_honest_noise_is_as_large_as_the_ledger_says(honest):
 def test_few_numbers_say_how_many_rounds_would_tell(honest):
     """Noise x 0.9 leaves 0.81 times a chi-square sum of squares. With n numbers its 99 % point is refuted at 0.001
     (half of that, for two kinds of test) from some n on. 40 counts came from two rounds."""
-    enough = next(n for n in range(100, 10_000) if 2 * chi2.cdf(0.81 * chi2.ppf(0.99, n), n) < 1e-3)
-    assert not 2 * chi2.cdf(0.81 * chi2.ppf(0.99, enough - 1), enough - 1) < 1e-3
+    enough = next(n for n in range(100, 10_000) if 2 * stats.chi2.cdf(0.81 * stats.chi2.ppf(0.99, n), n) < 1e-3)
+    assert not 2 * stats.chi2.cdf(0.81 * stats.chi2.ppf(0.99, enough - 1), enough - 1) < 1e-3
     assert numbers_to_tell(1e-3) == enough
     found = by_kind(audit_residuals(honest))
     assert f"about {math.ceil(enough * 2 / 40)} rounds of this size would tell noise x 0.9" in found["label_counts"].how
@@ -76,7 +81,10 @@ def test_who_keeps_what_it_released_is_repeated_to_the_bit(honest):
 
 @pytest.mark.parametrize(
     ("factor", "found_in"),
-    [(0.9, {"embeddings", "logits"}), (0.5, set(ALL)), pytest.param(0.0, set(ALL), marks=pytest.mark.long)],
+    [
+        (0.9, {"embeddings", "logits"}),
+        *(pytest.param(factor, set(ALL), marks=pytest.mark.long) for factor in (0.5, 0.0)),
+    ],
 )
 def test_less_noise_is_found_on_the_bytes_that_were_sent(factor, found_in, tmp_path, monkeypatch):
     """The run was made with less noise than its ledger has; the audit is honest code, and only has the transcript."""
@@ -221,3 +229,88 @@ def test_the_bound_is_that_of_the_most_noise_that_the_residuals_allow(honest, mo
     found = by_kind(audit_residuals(honest, kinds=["embeddings"]))["embeddings"]
     multiplier = analytic(1.0, 1e-2, 1.0)
     assert found.lower_bound == pytest.approx(gaussian_epsilon(1 / (1.5 * multiplier), 1e-2), rel=1e-6)
+
+
+# --- by hand, on each engine ----------------------------------------------------------------------------------------
+
+
+SEEN = ("embeddings", "label_counts", "logits", "soft_labels")
+FIELDS = {"embeddings": "e", "label_counts": "n", "logits": "V", "soft_labels": "z"}
+
+
+@pytest.fixture(scope="module", params=["serial", "stacked"])
+def both(request, tmp_path_factory):
+    """One round with noise and one with next to none, on one engine: the difference of what was sent is the noise."""
+    folder = tmp_path_factory.mktemp(request.param)
+    for name, policy in (("noisy", ONE), ("bare", {"noise_multiplier": 1e-9, "delta": 1e-2})):
+        run(
+            method="protected:Everything", rounds=1, clients=2, out=folder / name, engine=request.param,
+            privacy=dict.fromkeys(SEEN, policy), **SMALL,
+        )  # fmt: skip
+    assert read_record(folder / "noisy").setting.engine == request.param
+    return folder
+
+
+def noise_by_hand(both, kind):
+    """The noise of every release of a kind in units of its deviation, from the bytes of both runs. C = 1, replace-one:
+    2 C for a row of one record, sqrt(2) for counts, sqrt(3) 2 C for three rows that depend on all records, and
+    sqrt(2) 2 C / (N - 1) for the mean of a class of N records."""
+    m = multiplier_for(1.0, 1e-2)
+    found = []
+    sent, bare = (
+        {e.client: e for e in Transcript(both / name / "transcript").entries() if e.direction == "up"}
+        for name in ("noisy", "bare")
+    )
+    world = RunFolder(both / "noisy").world
+    for k in sent:
+        a, b = sent[k][FIELDS[kind]], bare[k][FIELDS[kind]]
+        if kind == "logits":
+            counts = torch.bincount(world.members(k)[1])
+            for c in a:
+                sigma = m * math.sqrt(2) * 2 / max(int(counts[c]) - 1, 1)
+                found.append((a[c].double() - b[c].double()).numpy().ravel() / sigma)
+        else:
+            sigma = m * {"embeddings": 2.0, "label_counts": math.sqrt(2), "soft_labels": math.sqrt(3) * 2}[kind]
+            found.append((a.double() - b.double()).numpy().ravel() / sigma)
+    return found
+
+
+@pytest.mark.parametrize("kind", SEEN)
+def test_noise_bill_and_figures_by_hand_on_every_engine(both, kind):
+    """The noise is normal and of the promised size, the ledger's epsilon is the claim's, and what the audit says of the
+    noise is what the same numbers say by hand: the scale, its upper limit, and the epsilon of that much noise."""
+    parts = noise_by_hand(both, kind)
+    z = np.concatenate(parts)
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(z)) / len(z)
+    assert low < np.mean(z**2) < high
+    for client in read_record(both / "noisy").ledger:
+        (entry,) = [e for e in client.entries if e.field == f"Sent.{FIELDS[kind]}"]
+        # The noise of class means tells how many records each class has, and no noise hides that.
+        assert client.by_kind[kind] == (math.inf if kind == "label_counts" else pytest.approx(1.0, rel=1e-4))
+        assert entry.noise_multiplier == pytest.approx(multiplier_for(1.0, 1e-2), rel=1e-4)
+        assert (entry.rounds, entry.relation, entry.delta) == ([1], "replace-one", 1e-2)
+    (found,) = audit_residuals(both / "noisy", kinds=[kind])
+    scale, most = np.sqrt(np.mean(z**2)), np.sqrt((z**2).sum() / stats.chi2.ppf(0.025, len(z)))
+    told = re.match(
+        r"noise x ([\d.]+) of what is promised, at most x ([\d.]+), over 2 releases of 2 clients", found.how
+    )
+    assert told, found.how
+    assert [float(word) for word in told.groups()] == pytest.approx([scale, most], rel=2e-3)
+    assert (found.trials, found.claim_epsilon, found.delta) == (len(z), 1.0, 1e-2)
+    bound = epsilon_of(most * multiplier_for(1.0, 1e-2), 1e-2)
+    assert found.lower_bound == pytest.approx(min(bound, 1.0), rel=5e-3)
+    assert found.p_value <= min(1.0, 2 * stats.chi2.cdf((z**2).sum(), len(z))) * (1 + 1e-2)
+    assert found.verdict in ("not refuted", "cannot tell")
+
+
+def test_noise_of_clients_and_fields_is_not_shared(both):
+    """No two releases of one run have the same noise: correlations of 64 numbers stay below 0.65 (1e-7 by chance)."""
+    heads = [part[:64] for kind in ("embeddings", "logits") for part in noise_by_hand(both, kind) if len(part) >= 10]
+    for i, a in enumerate(heads):
+        for b in heads[:i]:
+            n = min(len(a), len(b))
+            if n == 64:
+                assert abs(np.corrcoef(a, b)[0, 1]) < 0.65
+            else:
+                assert not np.allclose(a[:n], b[:n])

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from gaussian_by_hand import epsilon_of, multiplier_for
+from scipy import stats
 
 pytest.importorskip("cryptography")
 
@@ -20,6 +23,7 @@ from fedaudit.errors import RunError
 from fedaudit.privacy.update_policy import UpdatePolicy
 from fedaudit.privacy.updates import Guarantee
 from fedaudit.runtime import sums as run_sums
+from fedaudit.wire.transcript import Transcript
 
 BASE = {
     "method": "fedavg", "model": "mlp", "rounds": 2, "clients": 5, "set": {"B": 32, "eta": 0.1},
@@ -191,3 +195,60 @@ def test_a_ledger_is_as_good_as_its_worst_client():
     assert of(1.0, 3.0, 2.0) == 3.0
     assert of(1.0, None) is None
     assert of() is None
+
+
+# --- by hand: units of whole clients, on each engine ----------------------------------------------------------------
+
+
+def flat(state):
+    return np.concatenate([t.double().numpy().ravel() for t in state.values()])
+
+
+def noise_of(out, where):
+    """What was added, by hand: to each upload where clients add it, otherwise to the sum of the clipped uploads, which
+    is five times the step of the global model."""
+    entries = [e for e in Transcript(out / "transcript").entries() if e.round == 1]
+    start = flat(next(e for e in entries if e.direction == "down")["w"])
+    steps = [flat(e["w"]) - start for e in entries if e.direction == "up"]
+    (made,) = [flat(one["w"]) - start for one in Transcript(out / "transcript").sums() if one.round == 1]
+    return steps, 5 * made
+
+
+@pytest.mark.parametrize("engine", ["serial", "stacked"])
+@pytest.mark.parametrize("where", ["server", "client"])
+def test_noise_bill_and_figures_by_hand_for_whole_clients(where, engine, tmp_path):
+    """One round of five clients, clip 0.5, epsilon 3, delta 1e-3: sigma is 0.5 times the exact multiplier, once on the
+    sum or on every upload. Uploads without noise are those of a run with next to none of it, from the same seed."""
+    policy = {"clip": 0.5, "delta": 1e-3, "where": where}
+    more = {"rounds": 1, "eval_every": 1, "engine": engine}
+    for name, noise in (("noisy", {"epsilon": 3}), ("bare", {"noise_multiplier": 1e-9})):
+        run(Setting.make(**{**BASE, **more, "privacy": {"updates": {**policy, **noise}}}), out=tmp_path / name)
+    m = multiplier_for(3.0, 1e-3)
+    (steps, made), (bare, _) = (noise_of(tmp_path / name, where) for name in ("noisy", "bare"))
+    cut = [step * min(1.0, 0.5 / np.linalg.norm(step)) for step in bare]
+    assert min(np.linalg.norm(step) for step in bare) > 0.49, "clipping matters"
+    if where == "client":
+        z = np.concatenate([a - b for a, b in zip(steps, cut, strict=True)]) / (0.5 * m)
+        assert np.linalg.norm(made - sum(steps)) < 1e-3 * np.linalg.norm(made), "the sum is that of noised uploads"
+    else:
+        z = (made - sum(cut)) / (0.5 * m)
+    assert stats.kstest(z, "norm").pvalue > 1e-6
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], len(z)) / len(z)
+    assert low < np.mean(z**2) < high
+    record = read_record(tmp_path / "noisy")
+    for client in record.ledger:
+        (entry,) = [e for e in client.entries if e.unit == "client"]
+        assert entry.noise_multiplier == pytest.approx(m, rel=1e-4)
+        assert (entry.sigma, entry.sensitivity, entry.clip) == pytest.approx((0.5 * m, 0.5, 0.5), rel=1e-4)
+        assert client.epsilon == pytest.approx(3.0, rel=1e-3)
+        assert entry.to == ("peers, outsiders" if where == "server" else "server, peers, outsiders")
+    found = next(a for a in audit_sums(tmp_path / "noisy", trials=60) if a.test == NOISE)
+    scale, most = np.sqrt(np.mean(z**2)), np.sqrt((z**2).sum() / stats.chi2.ppf(0.025, len(z)))
+    told = re.match(r"noise x ([\d.]+) of what is promised, at most x ([\d.]+), over (\d) releases of", found.how)
+    releases = 5 if where == "client" else 1
+    assert [float(word) for word in told.groups()] == pytest.approx([scale, most, releases], rel=2e-3)
+    assert found.trials == len(z)
+    bound = epsilon_of(most * m, 1e-3)
+    assert found.lower_bound == pytest.approx(min(bound, 3.0), rel=5e-3)
+    assert (found.claim_epsilon, found.ledger_epsilon) == pytest.approx((3.0, 3.0), rel=1e-3)
+    assert found.verdict == "not refuted"

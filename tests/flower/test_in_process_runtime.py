@@ -115,6 +115,7 @@ def test_the_same_is_reached(both):
     assert theirs.data.counts == ours.data.counts
 
 
+@pytest.mark.long
 def test_the_same_is_found(both):
     """Attacks see the same candidates, and models that differ by rounding."""
     ours, theirs = ({r.attack: r for r in attack_run(folder, attacks=ATTACKS)} for folder in both)

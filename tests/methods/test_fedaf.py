@@ -505,7 +505,7 @@ def test_the_preset_authors_is_what_public_code_does(name, preset, deviation, me
     assert (method.clamp, method.aug, method.aug_w, method.least) == ("none", "siamese", "siamese-each", 50)
 
 
-@pytest.mark.parametrize("name", ["fedaf", "feddm"])
+@pytest.mark.parametrize("name", ["fedaf", pytest.param("feddm", marks=pytest.mark.long)])
 def test_condensing_and_training_augment_in_the_units_that_are_set(name, tiny, tmp_path):
     """The same seed and settings but for the fill: condensed images and the trained model both differ."""
     images, models_ = [], []
@@ -645,6 +645,7 @@ class OneGradient:
         self.gradient = params[0].grad.clone()
 
 
+@pytest.mark.long
 def test_share_of_cdc_in_the_gradient(tiny):
     """lambda_loc |grad F| / |grad DM| at the images' start, at Fashion-MNIST's published weight, for each pair of
     scales. As read by default CDC moves an image by less than a hundredth of what Eq. 4 does; the sum over the

@@ -390,7 +390,8 @@ def test_equal_weights_need_no_counts(tiny, tmp_path):
     assert all(torch.allclose(e["p"].sum(1), torch.ones(32)) for e in labels)
 
 
-@pytest.mark.parametrize("method", [pytest.param("mhat", marks=pytest.mark.long), "dsfl"])
+@pytest.mark.long
+@pytest.mark.parametrize("method", ["mhat", "dsfl"])
 def test_distillation_on_an_auxiliary_set_learns(method, tiny, tmp_path):
     """Nothing but outputs on 180 public images reaches the server's model; guessing gives 10 %."""
     options = {"E_k": 4, "B_k": 32, "E_prime": 2, "E": 20}

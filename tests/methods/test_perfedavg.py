@@ -109,6 +109,7 @@ def test_first_order_trains_with_dp_sgd_and_hessian_free_is_refused(tiny, tmp_pa
         run(tiny("perfedavg", rounds=1, privacy=privacy, set={"variant": "HF"}), out=tmp_path / "HF")
 
 
+@pytest.mark.long
 def test_the_quick_setting_learns(tiny, tmp_path):
     """Six rounds of it on digits. With alpha = 0.1 they end where guessing does."""
     setting = tiny("perfedavg", rounds=6, partition="iid", public=0.0, eval_every=6)

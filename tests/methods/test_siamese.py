@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -12,12 +13,18 @@ from fedaudit.errors import ContractError, SettingError
 from fedaudit.methods.condensation._siamese import KINDS, View, _affine, _kept, _Parameters, each, view, views
 
 
+@functools.cache
+def picked(seed: int) -> str:
+    """The kind that the first random number after a seed picks."""
+    torch.manual_seed(seed)
+    return KINDS[int(torch.rand(1, dtype=torch.float64) * len(KINDS))]
+
+
 def drawn(kind, shape=(1, 8, 8), *, tries=200) -> list[View]:
     """Views of one kind: those whose first random number picks it."""
     found = []
     for seed in range(tries):
-        torch.manual_seed(seed)
-        if int(torch.rand(1, dtype=torch.float64) * len(KINDS)) == KINDS.index(kind):
+        if picked(seed) == kind:
             torch.manual_seed(seed)
             found.append(view(shape, torch.zeros(1, dtype=torch.float64)))
     return found

@@ -74,15 +74,15 @@ def test_however_rows_are_cut_a_person_stays_whole(together, monkeypatch):
 
 def test_persons_are_drawn_whole_and_each_with_probability_q():
     """Anna's rows sum to 1 (of ten tenths), Bert's one row to 0.5: a step finds 0, 0.5, 1 or 1.5, a quarter each."""
-    found, _ = sums([0.1] * 10 + [0.5], [0] * 10 + [1], q=0.5454, steps=600)
+    found, _ = sums([0.1] * 10 + [0.5], [0] * 10 + [1], q=0.5454, steps=300)
     q = 6 / 11
     values = [round(value, 2) for value in found]
     assert set(values) == {0.0, 0.5, 1.0, 1.5}
-    anna, bert = (sum(v in of for v in values) / 600 for of in ((1.0, 1.5), (0.5, 1.5)))
-    spread = 4 * math.sqrt(q * (1 - q) / 600)
+    anna, bert = (sum(v in of for v in values) / 300 for of in ((1.0, 1.5), (0.5, 1.5)))
+    spread = 4 * math.sqrt(q * (1 - q) / 300)
     assert abs(anna - q) < spread, "ten records make nobody likelier"
     assert abs(bert - q) < spread
-    assert abs(values.count(1.5) / 600 - q * q) < spread, "independently"
+    assert abs(values.count(1.5) / 300 - q * q) < spread, "independently"
 
 
 def test_with_a_record_each_it_is_the_usual_training():

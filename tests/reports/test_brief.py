@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 
 import pytest
 import reported
+from browser import needed, prints, screen
 
 from fedaudit.reports.brief import certainty, in_words, plain_words, printed
 from fedaudit.reports.report import rows_below, write_report
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 STRICT = {"training": {"epsilon": 1.0, "sensitivity": "clip:1", "delta": 1e-5}}
 
 
@@ -34,10 +32,13 @@ def folder(tmp_path_factory):
     return made
 
 
+UNPRINTED = ("fedaudit.reports.brief.printed", lambda path: None)  # a browser prints, for a second
+
+
 @pytest.fixture(scope="module")
 def page(folder):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedaudit.reports.brief.printed", lambda path: None)
+        patch.setattr(*UNPRINTED)
         (path,) = write_report(folder, ["brief"], failed={"runs/lost": "it was lost"})
     return path
 
@@ -100,14 +101,14 @@ def test_a_file_of_somebody_elses_is_not_replaced(folder, tmp_path):
         write_report(folder, ["brief"], out=tmp_path)
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@prints
 def test_it_prints_on_two_pages(page):
     pdf = printed(page)
     assert pdf is not None
     assert len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())) == 2
 
 
-@pytest.mark.skipif(BROWSER is None, reason="needs a browser: apt-get install chromium")
+@prints
 def test_a_large_audit_prints_on_two_pages_too(tmp_path):
     """Fifteen settings with long names, all of them leaking, half of them protected."""
     for i in range(15):
@@ -120,36 +121,20 @@ def test_a_large_audit_prints_on_two_pages_too(tmp_path):
     assert len(re.findall(rb"/Type\s*/Page\b", pdf.read_bytes())) == 2
 
 
-@pytest.mark.skipif(not (BROWSER and DRIVER), reason="needs Chromium and its driver: apt-get install chromium-driver")
+@needed
 @pytest.mark.parametrize("width", [1400, 794, 390])
-def test_nothing_is_clipped_and_everything_can_be_read(page, width, tmp_path):
+def test_nothing_is_clipped_and_everything_can_be_read(page, width, chromium):
     """No text is wider than its box, at any width; every colour of text has a contrast of 7 to 1 with white."""
-    webdriver = pytest.importorskip("selenium.webdriver", reason="needs selenium, in the extra `test`")
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage",
-                 f"--user-data-dir={tmp_path}", f"--window-size={width},1000"):  # fmt: skip
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    try:
-        driver.execute_cdp_cmd(
-            "Emulation.setDeviceMetricsOverride",
-            {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False},
-        )
-        driver.get(page.as_uri())
-        wide = driver.execute_script(
-            "return [...document.querySelectorAll('p, h1, h2, td, th, table')].filter(e => e.scrollWidth > "
-            "e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1)"
-            ".map(e => e.textContent.slice(0, 60))"
-        )
-        colours = driver.execute_script(
-            "return [...new Set([...document.querySelectorAll('p, h1, h2, td, th')]"
-            ".map(e => getComputedStyle(e).color))]"
-        )
-    finally:
-        driver.quit()
+    screen(chromium, width, 1000)
+    chromium.get(page.as_uri())
+    wide = chromium.execute_script(
+        "return [...document.querySelectorAll('p, h1, h2, td, th, table')].filter(e => e.scrollWidth > "
+        "e.clientWidth + 1 || e.getBoundingClientRect().right > innerWidth + 1)"
+        ".map(e => e.textContent.slice(0, 60))"
+    )
+    colours = chromium.execute_script(
+        "return [...new Set([...document.querySelectorAll('p, h1, h2, td, th')].map(e => getComputedStyle(e).color))]"
+    )
     assert wide == []
     assert len(colours) >= 2
     for colour in colours:
@@ -170,13 +155,14 @@ def contrast(rgb):
         (12.0, "hardly any: somebody may be all but sure that a record was used"),
     ],
 )
-def test_a_bound_that_bounds_nothing_is_not_said_in_percent(tmp_path, epsilon, words):
+def test_a_bound_that_bounds_nothing_is_not_said_in_percent(tmp_path, epsilon, words, monkeypatch):
     """99.34 is e^5 / (1 + e^5) and delta, rounded up; e^12 would be 100.00."""
     record = reported._record("fedavg", 0, 0.8, releases=True, privacy=STRICT, epsilon=epsilon)
     reported._save(tmp_path, "one", strict(record, epsilon), [])
     ((row,), *_) = rows_below(tmp_path)
     assert in_words(row) == words
-    (path,) = [one for one in write_report(tmp_path, ["brief"]) if one.suffix == ".html"]
+    monkeypatch.setattr(*UNPRINTED)
+    (path,) = write_report(tmp_path, ["brief"])
     assert "100.00 %" not in path.read_text()
     assert ("all but sure" in path.read_text()) == (epsilon == 12.0)
 

@@ -91,7 +91,7 @@ def test_reconstruction_is_ranked_by_what_guessing_leaves(said):
     assert "guessing gives 0.4 %" in found
 
 
-def test_the_count_of_leaks_is_the_number_of_marks_on_the_page(folder, rows, tmp_path):
+def test_the_count_of_leaks_is_the_number_of_marks_on_the_page(folder, rows, tmp_path, undrawn):
     (page,) = write_report(folder, ["html"], out=tmp_path)
     text = page.read_text()
     assert len(re.findall(r'<td data-key="auc"[^>]* data-leak ', text)) == sum(leak(row) is True for row in rows) == 2

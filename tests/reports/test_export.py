@@ -138,6 +138,7 @@ def test_tensorboard_shows_the_curves(folder, tmp_path):
         export(folder, "tensorboard", tmp_path / "logs")
 
 
+@pytest.mark.long
 def test_mlflow_holds_each_run_once(folder, tmp_path):
     mlflow = pytest.importorskip("mlflow")
     two = tmp_path / "two"
@@ -166,6 +167,7 @@ def test_mlflow_holds_each_run_once(folder, tmp_path):
     assert [file.path for file in client.list_artifacts(run.info.run_id)] == ["record.json"]
 
 
+@pytest.mark.long
 def test_a_store_of_files_is_refused_before_mlflow_does(folder, tmp_path):
     pytest.importorskip("mlflow")
     (tmp_path / "store" / "0").mkdir(parents=True)
@@ -326,11 +328,6 @@ def test_a_compressed_run_says_so(tmp_path):
 
 
 # --- runs in which everything differs: helpers/runs/unequal
-
-
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("unequal"))
 
 
 def test_a_tracker_gets_each_round_at_its_own_time(uneven):

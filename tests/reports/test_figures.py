@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 
 import known_conclusions
 import pytest
+from browser import needed as needs_browser
+from browser import screen
 
 from fedaudit.reports.figure_labels import spread
 from fedaudit.reports.figures import SERIES, _round_values, common_label
 from fedaudit.reports.report import rows_below, write_report
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium, in the extra `test`")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-needs_browser = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Chromium and its driver: apt-get install chromium chromium-driver"
-)
 SIZES = {"kB": 1e3, "MB": 1e6, "B": 1.0}
 
 
@@ -33,25 +28,11 @@ def rows(folder):
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory, folder):
-    from selenium.webdriver.chrome.service import Service
-
+def browser(chromium, tmp_path_factory, folder):
     (path,) = write_report(folder, ["html"], out=tmp_path_factory.mktemp("page"))
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-                 f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1400,900"):  # fmt: skip
-        options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    _width(driver, 1400, 900)
-    driver.get(path.as_uri())
-    yield driver
-    driver.quit()
-
-
-def _width(driver, width, height):
-    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-    driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    screen(chromium, 1400, 900)
+    chromium.get(path.as_uri())
+    return chromium
 
 
 PLACES = """
@@ -113,10 +94,10 @@ def _check(found, rows, key, log, places):
 @needs_browser
 @pytest.mark.parametrize("width", [1400, 390])
 def test_points_of_the_first_picture_are_at_their_data(browser, rows, width):
-    _width(browser, width, 900)
+    screen(browser, width, 900)
     found = browser.execute_script(PLACES, "#picture svg", 0)
     _check(found, rows, "epsilon", True, 0.01)
-    _width(browser, 1400, 900)
+    screen(browser, 1400, 900)
 
 
 @needs_browser
@@ -169,7 +150,7 @@ def test_every_mark_has_its_label_and_no_label_covers_another(browser, rows):
 @needs_browser
 @pytest.mark.parametrize(("width", "height", "beside"), [(1400, 900, True), (390, 844, False)])
 def test_the_picture_is_beside_the_answers_or_under_them(browser, width, height, beside):
-    _width(browser, width, height)
+    screen(browser, width, height)
     answers, picture = (
         browser.execute_script(f"return document.querySelector('{name}').getBoundingClientRect().toJSON()")
         for name in ("#answers", "#picture svg")
@@ -182,7 +163,7 @@ def test_the_picture_is_beside_the_answers_or_under_them(browser, width, height,
         assert picture["top"] >= answers["bottom"]
         assert picture["right"] <= width
     assert browser.execute_script("return document.documentElement.scrollWidth") <= width
-    _width(browser, 1400, 900)
+    screen(browser, 1400, 900)
 
 
 def test_boxes_are_moved_apart_by_as_little_as_they_must():

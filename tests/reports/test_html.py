@@ -10,34 +10,16 @@ import subprocess
 import tarfile
 from pathlib import Path
 
+import browser as browser_tools
 import pytest
 import reported
 
-webdriver = pytest.importorskip("selenium.webdriver", reason="the browser tests need selenium, in the extra `test`")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs Chromium and its driver: apt-get install chromium chromium-driver"
-)
-FLAGS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--disable-dev-shm-usage", "--hide-scrollbars",
-)  # fmt: skip
+pytestmark = browser_tools.needed
 
 
 @pytest.fixture(scope="module")
-def browser(tmp_path_factory):
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for flag in (*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}", "--window-size=1440,1000"):
-        options.add_argument(flag)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER))
-    driver.execute_cdp_cmd("Network.enable", {})
-    yield driver
-    driver.quit()
+def browser(chromium):
+    return chromium
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +33,7 @@ def path(tmp_path_factory) -> Path:
 @pytest.fixture
 def page(browser, path):
     """The page freshly opened; whatever a test does to it, nothing may be logged and no request may leave it."""
-    _media(browser, "light")
+    browser_tools.media(browser, "light")
     if browser.current_url.startswith(path.as_uri()):
         browser.execute_script("localStorage.clear()")  # what the test before chose
     browser.get(path.as_uri())
@@ -65,11 +47,6 @@ def page(browser, path):
 def _requests(browser) -> list[str]:
     events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
-
-
-def _media(browser, scheme: str, kind: str = "") -> None:
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": kind, "features": features})
 
 
 def _methods(page) -> list[str]:
@@ -208,7 +185,7 @@ def _contrast(page, selector: str) -> float:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_both_colour_schemes_can_be_read(page, scheme):
     """As the system asks. Text has at least the contrast 4.5 that WCAG AA wants, drawings take the colours along."""
-    _media(page, scheme)
+    browser_tools.media(page, scheme)
     behind = page.execute_script("return getComputedStyle(document.body).backgroundColor")
     assert (sum(map(int, behind[4:-1].split(","))) > 3 * 128) == (scheme == "light")
     texts = (
@@ -259,7 +236,7 @@ def test_no_width_makes_the_page_scroll_sideways(page, width):
 
 def test_it_prints_a_summary_of_one_page(page):
     """The first sheet of paper: answers, date, purpose, threat models and scope. What is folded stays off the paper."""
-    _media(page, "dark", "print")
+    browser_tools.media(page, "dark", "print")
     sheet = {"width": 1031, "height": 702, "deviceScaleFactor": 1, "mobile": False}  # A4 across, margins of 12 mm
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", sheet)
     try:
@@ -369,10 +346,11 @@ def axe(tmp_path_factory) -> str:
         return found.read().decode()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("scheme", "rules", "least"), [("light", None, 20), ("dark", ["color-contrast"], 0)])
 def test_axe_finds_no_serious_violation(page, axe, scheme, rules, least):
     """Every rule on the light page; on the dark one that of colours, which alone are others."""
-    _media(page, scheme)
+    browser_tools.media(page, scheme)
     page.execute_script("document.querySelectorAll('details').forEach(d => { d.open = true; })")
     page.execute_script(axe)
     found = page.execute_async_script(

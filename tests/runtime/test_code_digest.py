@@ -95,18 +95,25 @@ def test_reading_a_tree_leaves_it_as_it_is():
     assert ast.dump(tree) == before
 
 
+@pytest.fixture(scope="module")
+def copies(tmp_path_factory):
+    return tmp_path_factory.mktemp("copies")
+
+
 @pytest.fixture
-def copied(tmp_path, monkeypatch):
-    """A copy of the package, whose digests a function gives: of what computes a run, and of what scores attacks."""
-    shutil.copytree(HOUSE, tmp_path / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
-    monkeypatch.setattr(code_digest, "__file__", str(tmp_path / "fedaudit" / "runtime" / "source.py"))
+def copied(copies, monkeypatch):
+    """A copy of the package, whose digests a function gives: of what computes a run, and of what scores attacks. Each
+    test has a new one, always in the same place: files that are as they were before are not read again."""
+    shutil.copytree(HOUSE, copies / "fedaudit", ignore=shutil.ignore_patterns("*.pyc"))
+    monkeypatch.setattr(code_digest, "__file__", str(copies / "fedaudit" / "runtime" / "source.py"))
 
     def digests():
         code_digest.harness.cache_clear()
         return code_digest.harness(), code_digest.harness(("attack",))
 
-    yield tmp_path / "fedaudit", digests
+    yield copies / "fedaudit", digests
     code_digest.harness.cache_clear()
+    shutil.rmtree(copies / "fedaudit")
 
 
 def test_an_edit_of_what_only_judges_or_prints_makes_no_run_stale(copied):

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from crossings import farthest, protocol, sent
+from crossings import apart, protocol
+from engines import stack_sizes
 from precision import double
 
 from fedaudit import Setting, run
@@ -25,17 +26,7 @@ SEEDS = (0, 3)
 
 @pytest.fixture
 def stacked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many models each stack had."""
-    sizes: list[int] = []
-    for name in ("fit_together", "fit_private_together"):
-        fit = getattr(lockstep, name)
-
-        def counted(jobs: Any, fit: Any = fit, **how: Any) -> Any:
-            sizes.append(len(jobs))
-            return fit(jobs, **how)
-
-        monkeypatch.setattr(lockstep, name, counted)
-    return sizes
+    return stack_sizes(monkeypatch)
 
 
 def setting_of(method: str, **values: Any) -> Setting:
@@ -50,7 +41,7 @@ def both_ways(setting: Setting, folder: Path, seeds: tuple[int, ...] = SEEDS) ->
     beside = run_seeds(setting, seeds, out=[folder / f"beside-{seed}" for seed in seeds])
     for seed, one, other in zip(seeds, alone, beside, strict=True):
         assert protocol(one) == protocol(other)
-        assert farthest(sent(folder / f"alone-{seed}"), sent(folder / f"beside-{seed}")) < 1e-12
+        assert apart(folder / f"alone-{seed}", folder / f"beside-{seed}") < 1e-12
         yield one, other
 
 
@@ -156,7 +147,7 @@ def test_a_seed_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
         ends = run_together(places)
         assert [end.error is None for end in ends] == [True, False, True]
         assert "the disk is full" in str(ends[1].error)
-        assert farthest(sent(tmp_path / "alone"), sent(tmp_path / "2")) < 1e-12
+        assert apart(tmp_path / "alone", tmp_path / "2") < 1e-12
     last = read_record(tmp_path / "2")
     assert (last.status, read_record(tmp_path / "1").status) == ("done", "running")
     assert [row.seeds for row in last.rounds] == [3, 3, 2] or [row.seeds for row in last.rounds] == [3, 2, 2]
@@ -197,7 +188,7 @@ def test_resumed_seeds_go_on_and_draw_fresh_noise(tmp_path: Path) -> None:
         run(setting, rounds=1, eval_every=3, out=out[0])
         run(setting, out=tmp_path / "alone")
         done = run_seeds(setting, SEEDS, out=out, resume=True)
-        assert farthest(sent(tmp_path / "alone"), sent(out[0])) < 1e-12
+        assert apart(tmp_path / "alone", out[0]) < 1e-12
     assert [row.seeds for row in done[0].rounds] == [None, 2, 2]
     assert any(note.startswith("resumed after round 1, with runs of other seeds") for note in done[0].notes)
     assert [Store(folder / "checkpoint", 0).head()["attempt"] for folder in out] == [1, 0]  # type: ignore[index]

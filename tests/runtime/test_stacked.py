@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from crossings import farthest, protocol, sent
+from crossings import apart, protocol
+from engines import stack_sizes
 from precision import double
 
 from fedaudit import Setting, registry, run
@@ -45,7 +46,7 @@ def test_every_method_is_the_same_to_rounding(
         serial = run(tiny(method, **values, engine="serial"), out=tmp_path / "a")
         stacked = run(tiny(method, **values, engine="stacked"), out=tmp_path / "b")
         assert protocol(serial) == protocol(stacked)
-        assert farthest(sent(tmp_path / "a"), sent(tmp_path / "b")) < TOLERANCE.get(method, 1e-10)
+        assert apart(tmp_path / "a", tmp_path / "b") < TOLERANCE.get(method, 1e-10)
     assert 3 in [absence.client for absence in stacked.rounds[0].absent]
     assert (serial.setting.engine, stacked.setting.engine) == ("serial", "stacked")
     assert not [note for note in serial.notes if note.startswith("not stacked")]
@@ -69,7 +70,7 @@ def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
         serial = run(**setting, engine="serial", out=tmp_path / "a")
         stacked = run(**setting, engine="stacked", out=tmp_path / "b")
         assert protocol(serial) == protocol(stacked)
-        assert farthest(sent(tmp_path / "a"), sent(tmp_path / "b")) < 1e-10
+        assert apart(tmp_path / "a", tmp_path / "b") < 1e-10
     assert stacked.notes == []
 
 
@@ -96,7 +97,7 @@ def test_a_client_that_fails_leaves_the_others_alone(when: str, tmp_path: Path) 
     assert absence == serial.rounds[0].absent[0]
     assert absence.client == 2
     assert protocol(serial) == protocol(stacked)
-    assert farthest(sent(tmp_path / "serial"), sent(tmp_path / "stacked")) < 1e-5
+    assert apart(tmp_path / "serial", tmp_path / "stacked") < 1e-5
 
 
 def test_what_is_trained_alone_is_said(tmp_path: Path, fedaudit: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,16 +112,7 @@ def test_what_is_trained_alone_is_said(tmp_path: Path, fedaudit: Any, monkeypatc
 
 
 def test_a_stack_was_really_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import fedaudit.runtime.lockstep
-
-    seen: list[int] = []
-    real = fedaudit.runtime.lockstep.fit_together
-
-    def spy(jobs: Any, **more: Any) -> Any:
-        seen.append(len(jobs))
-        return real(jobs, **more)
-
-    monkeypatch.setattr(fedaudit.runtime.lockstep, "fit_together", spy)
+    seen = stack_sizes(monkeypatch)
     run(method="fedavg", clients=5, rounds=2, model="mlp", engine="stacked", together=3, aux=0.7, out=tmp_path / "a")
     assert seen == [3, 2] * 2
 

@@ -21,6 +21,8 @@ from fedaudit.aggregation.secure.messages import words_of
 from fedaudit.epsilon.sums import NOISE, audit_sums
 from fedaudit.errors import NotApplicable, PrivacyError, RunError, SettingError
 from fedaudit.privacy.noise_key import SIZE, write_secret
+from fedaudit.privacy.update_policy import UpdatePolicy
+from fedaudit.privacy.updates import Guarantee
 from fedaudit.runtime import runner
 from fedaudit.runtime import sums as run_sums
 from fedaudit.runtime.planned_traffic import plan_traffic
@@ -421,23 +423,21 @@ def test_replies_of_several_shapes_have_no_sum():
         summing._noised(SimpleNamespace(ids=[0, 1, 2]), None, "update", dict.fromkeys(range(3)), None)
 
 
-def test_the_ring_has_room_for_the_noise_of_all_shares():
-    """1000 clients, of whom 600 suffice: each adds sigma^2 / 600, sigma = 1. The mean of all parts deviates by
-    sqrt(1000 / 600) / 1000, and 12 times that is kept free beside the clip of 4."""
-    policy = SimpleNamespace(where="shares", clip=4.0, secure=False)
-    guarantee = SimpleNamespace(policy=policy, multiplier=0.25, sigma=1.0)
-    z, noise, bound = run_sums.own_noise(guarantee, 1000, SimpleNamespace(threshold=0.6))
-    assert (z, noise.clip, noise.sigma) == (0.25, 4.0, 0.0)
-    assert bound == pytest.approx(4 + 12 * math.sqrt(1000 / 600) / 1000, rel=1e-9)
-    step = bound / 2_147_483  # a thousandth of the ring's half, 2^31 - 1
-    assert noise.variance == pytest.approx(1 / 600 / step**2, rel=1e-9)
+@pytest.mark.parametrize(("threshold", "invited", "least"), [(0.5, 12, 6), (0.6, 5, 3), (1.0, 4, 4)])
+def test_as_many_as_the_threshold_are_enough(threshold, invited, least):
+    """Not one fewer."""
+    of = SimpleNamespace(run=SimpleNamespace(setting=Setting.make(threshold=threshold)), so_far=SimpleNamespace(t=2))
+    Summing._enough(of, least, invited, "update", "stayed")
+    with pytest.raises(RunError, match=f"{least - 1} of {invited} clients stayed, the threshold is {least}"):
+        Summing._enough(of, least - 1, invited, "update", "stayed")
 
 
-def test_as_many_as_the_threshold_asks_for_are_enough():
-    """Six of ten; at 0.05 of ten two, which is the least."""
-    for threshold, least in ((0.6, 6), (0.05, 2)):
-        here = SimpleNamespace(run=SimpleNamespace(setting=SimpleNamespace(threshold=threshold)))
-        here.so_far = SimpleNamespace(t=3)
-        Summing._enough(here, least, 10, "update", "sent keys")
-        with pytest.raises(RunError, match=f"{least - 1} of 10 clients sent keys, the threshold is {least}"):
-            Summing._enough(here, least - 1, 10, "update", "sent keys")
+def test_the_bound_of_a_number_with_a_share_of_the_noise_by_hand():
+    """sigma = 0.0002, six of twelve must stay: each adds a sixth of its square. The sum of all twelve has a deviation
+    of sqrt(12 / 6) sigma, and a twelfth of twelve such deviations lies above the clip. The ring's step follows."""
+    policy = UpdatePolicy(clip=1.0, noise_multiplier=2e-4, delta=1e-3, where="shares")
+    setting = Setting.make(clients=12, threshold=0.5)
+    _, noise, bound = run_sums.own_noise(Guarantee(policy, 12, 1, 1.0, False), 12, setting)
+    assert bound == pytest.approx(1.0 + 12 * math.sqrt(12 / 6) * 2e-4 / 12, rel=1e-9)
+    step = bound / (run_sums.HALF // 12)
+    assert noise.variance * step**2 == pytest.approx(2e-4**2 / 6)

@@ -316,6 +316,7 @@ def test_what_an_attack_reads_is_seen_again(table):
     assert made == [row for row in table.kept("attacked") if row["method"] == "dsfl"]
 
 
+@pytest.mark.long
 def test_the_scripts_run_in_small(tmp_path):
     calibration = script("epsilon_calibration")
     calibration.main([str(tmp_path / "a.json"), "--repetitions", "2", "--table", "bounds", "--table", "one_run"])

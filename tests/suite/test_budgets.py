@@ -372,11 +372,6 @@ def test_the_ceilings_of_single_fields(record):
 # --- runs in which everything differs: helpers/runs/unequal
 
 
-@pytest.fixture(scope="module")
-def uneven(tmp_path_factory):
-    return unequal.write(tmp_path_factory.mktemp("unequal"))
-
-
 @pytest.mark.parametrize("name", ["digits-0", "digits-1", "mnist-0"])
 def test_figures_of_unequal_runs(uneven, name):
     told, made = unequal.raw(uneven, name), read_record(uneven / "runs" / name)

@@ -29,8 +29,13 @@ BIG = (
     "resnet101_cifar",
     "resnet152_cifar",
 )
-ALL = [pytest.param(name, marks=pytest.mark.slow) if name in BIG else name for name in models.names("images")]
-SCALABLE = [name for name in ALL if name != "vit_tiny"]
+# The larger ones of a family that a smaller one stands for.
+KIN = ("googlenet", "mobilenet_v3_large", "resnet18_cifar", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0")
+ALL = [
+    pytest.param(name, marks=pytest.mark.slow if name in BIG else pytest.mark.long if name in KIN else [])
+    for name in models.names("images")
+]
+SCALABLE = [of for of in ALL if of.values != ("vit_tiny",)]
 
 
 @pytest.fixture(autouse=True)

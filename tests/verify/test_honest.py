@@ -70,7 +70,9 @@ def run_of(method: str, out: Any, seed: int = 0, **more: Any) -> bool:
     return False
 
 
-@pytest.mark.parametrize("method", FAMILIES)
+@pytest.mark.parametrize(
+    "method", [pytest.param(name, marks=pytest.mark.long if name in ("fedgen", "fedgh") else []) for name in FAMILIES]
+)
 def test_no_family_of_methods_is_accused(tmp_path, method):
     assert run_of(method, tmp_path)
     assert not accused(tmp_path / "run", rerun=0.2, seed=1)

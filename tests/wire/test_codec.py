@@ -125,7 +125,7 @@ trees = st.recursive(
 
 
 @given(trees)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_round_trip(tree):
     assert same(tree, decode_tree(encode_tree(tree)))
 

@@ -9,8 +9,9 @@ import re
 
 import pytest
 import torch
+from protected import AsksOnce
 
-from fedaudit import Down, Method, Record, State, Up, ce, private, public, run, sgd
+from fedaudit import Down, State, Up, private, public, run
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.errors import SettingError, WireError
@@ -370,32 +371,14 @@ def test_clients_and_server_in_processes_of_their_own_send_the_same_to_the_bit(r
 # --- with noise ------------------------------------------------------------------------------------------------
 
 
-class Ask(Down):
-    pass
-
-
 class Sent(Up):
     e: torch.Tensor = private("embeddings", via="data", unit="record")
     t: int = public()
 
 
-class Nothing(Record):
-    pass
-
-
-class Embeds(Method):
-    def init(self, server):
-        return Nothing()
-
-    def round(self, s, server, cohort):
-        cohort.ask(self.send, Ask())
-        return s
-
+class Embeds(AsksOnce):
     def send(self, client, msg):
-        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
-        with torch.no_grad():
-            e = client.model.encode(client.x)[:, :8]
-        e = client.protect(Sent, "e", e)
+        e = client.protect(Sent, "e", self.trained(client)[0][:, :8])
         client.memory["e"] = e[:3]
         return Sent(e, client.t)
 

@@ -40,6 +40,11 @@ def protocol(record: RunRecord) -> Any:
     return rounds, record.traffic, record.releases, record.ledger
 
 
+def apart(a: Path, b: Path) -> float:
+    """The largest difference of two numbers that crossed the wire in the same place of two runs."""
+    return farthest(sent(a), sent(b))
+
+
 def farthest(a: dict[str, Any], b: dict[str, Any]) -> float:
     assert a.keys() == b.keys()
     worst = 0.0

@@ -1,10 +1,25 @@
-"""Engines that go wrong."""
+"""Engines that go wrong, and the sizes of the stacks that an engine made."""
 
 from __future__ import annotations
 
 import dataclasses
 
+from fedaudit.runtime import lockstep
 from fedaudit.runtime.engines.serial import SerialEngine
+
+
+def stack_sizes(monkeypatch):
+    """Return a list that will hold how many models each stack had, of plain and of private trainings."""
+    sizes = []
+    for name in ("fit_together", "fit_private_together"):
+        fit = getattr(lockstep, name)
+
+        def counted(jobs, fit=fit, **how):
+            sizes.append(len(jobs))
+            return fit(jobs, **how)
+
+        monkeypatch.setattr(lockstep, name, counted)
+    return sizes
 
 
 class Killed(Exception):

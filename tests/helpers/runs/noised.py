@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from fedaudit.epsilon.noise_tests import Finding, Residual, examine
 from fedaudit.privacy.mechanisms.base import Prepared, mechanism_of
 from fedaudit.privacy.policy import read_policies
 from fedaudit.privacy.sensitivity import Context
+from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import KINDS
 
 
@@ -66,13 +68,22 @@ def times(factor: float) -> Sabotage:
     return lambda ready: dataclasses.replace(ready, multiplier=factor * ready.multiplier)
 
 
-def released(cls: type[Up], value: Tensor, policy: dict, key: object = 0, sabotage: Sabotage = honest, **facts):
-    """Return the mechanism, the release as it should be noised, and the tensors as they were."""
+def released(
+    cls: type[Up], value: Any, policy: dict, key: object = 0, sabotage: Sabotage = honest,
+    tables: Sequence[Mapping[int, int]] = (), **facts,
+):  # fmt: skip
+    """Return the mechanism, the release as it should be noised, and the tensors as they were.
+
+    `tables`: for a release of class means, how many records of each class went into each of its tables, in order."""
     (name, declared), *_ = cls.declared().items()
     assert declared is not None
     made = context(key, **{declared.kind: policy}, **facts)
     rules = made.policies[declared.kind]
     how = mechanism_of(rules)
+    for call, counts in enumerate(tables):
+        for c, count in counts.items():
+            digest = digest_of(value[c])
+            made.means[digest], made.tables[digest] = (how.clip(rules), count), call
     ready = how.prepare(value, f"{cls.__name__}.{name}", declared, rules, made)
     return how, ready, how.noised(sabotage(ready), f"{cls.__name__}.{name}", declared, rules, made)
 

@@ -25,8 +25,10 @@ class Nothing(Record):
     pass
 
 
-class Everything(Method):
-    """One field for each way in which a release can depend on records; the model goes on from round to round."""
+class AsksOnce(Method):
+    """A method whose server asks each client once a round for what `send` returns, and does nothing with it."""
+
+    B: int = 64  # of the one epoch before a client sends
 
     def init(self, server):
         return Nothing()
@@ -35,14 +37,24 @@ class Everything(Method):
         cohort.ask(self.send, Ask())
         return s
 
-    def send(self, client, msg):
-        client.fit(ce, epochs=1, batch=64, opt=sgd(0.1))
+    def trained(self, client):
+        """Train for an epoch; return rows of the records, counts of their labels, and answers to three blank images."""
+        client.fit(ce, epochs=1, batch=self.B, opt=sgd(0.1))
         with torch.no_grad():
             e, z = client.model.encode(client.x), client.model(torch.zeros(3, *client.shape))
-        counts = torch.bincount(client.y, minlength=client.classes).float()
+        return e, torch.bincount(client.y, minlength=client.classes).float(), z
+
+
+class Everything(AsksOnce):
+    """One field for each way in which a release can depend on records; the model goes on from round to round."""
+
+    shown: int = 12  # images that are sent
+
+    def send(self, client, msg):
+        e, counts, z = self.trained(client)
         V = client.protect(Sent, "V", client.class_means(e, "logits"))
         client.memory["V"] = V
-        return Sent(e, V, counts, z, client.x[:12], client.t)
+        return Sent(e, V, counts, z, client.x[: self.shown], client.t)
 
 
 SMALL = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4, "eval_clients": False}
@@ -55,6 +67,13 @@ PRIVATE = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:0.5", "del
 
 def everything(folder, **privacy):
     run(method=f"{__name__}:Everything", rounds=2, clients=2, privacy=privacy or POLICIES, out=folder, **SMALL)
+    return folder
+
+
+def once(folder, **privacy):
+    """One round on a third of the records: a trial of a release takes all of them through the model."""
+    few = {**SMALL, "aux": 0.8, "set": {"B": 32, "shown": 2}}
+    run(method=f"{__name__}:Everything", rounds=1, clients=2, privacy=privacy, out=folder, **few)
     return folder
 
 

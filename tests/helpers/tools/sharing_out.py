@@ -1,5 +1,6 @@
 """How `make test` shares its files out to two processes: the long ones first, so that both end at the same time, and
-those that want the same expensive thing (a pool of Ray's, a nursery of workers, a run of an app) to one process."""
+those that want the same expensive thing (a pool of Ray's, a nursery of workers, a run of an app, a browser) to one
+process."""
 
 from __future__ import annotations
 
@@ -18,14 +19,15 @@ TOGETHER = {
         "tests/test_readme.py", "tests/test_packaging.py",
     ),
     "flower": ("tests/flower/",),
+    "browser": ("tests/reports/test_html.py", "tests/reports/test_figures.py", "tests/reports/test_brief.py"),
 }  # fmt: skip
 JOINED = {"nursery": "ray"}  # the scheduler's tests want both
 SECONDS = {
-    "ray": 130, "flower": 25, "tests/trust/test_billing.py": 25, "tests/trust/test_check_method.py": 18,
-    "tests/verify/test_forgeries.py": 17, "tests/reports/test_html.py": 17, "tests/epsilon/test_release_path.py": 17,
+    "ray": 130, "flower": 25, "browser": 25, "tests/trust/test_billing.py": 25, "tests/trust/test_check_method.py": 18,
+    "tests/verify/test_forgeries.py": 17, "tests/epsilon/test_release_path.py": 12,
     "tests/epsilon/test_noise_tests.py": 14, "tests/runtime/test_stacked.py": 14, "tests/trust/test_twins.py": 14,
     "tests/test_mutants.py": 11, "tests/attacks/test_models.py": 11, "tests/reports/test_report.py": 10,
-    "tests/trust/test_roads.py": 10, "tests/training/test_models.py": 10, "tests/reports/test_brief.py": 10,
+    "tests/trust/test_roads.py": 10, "tests/training/test_models.py": 10,
     "tests/methods/test_datafree.py": 9, "tests/training/test_cuda_graphs.py": 9, "tests/methods/test_fedaf.py": 9,
     "tests/reports/test_export.py": 9, "tests/test_own_budgets.py": 8, "tests/methods/by_hand/test_dfrd.py": 8,
 }  # fmt: skip

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from noised import Counts, Images, Many, Rows, context, released
-from scipy import optimize, stats
+from gaussian_by_hand import delta_of, epsilon_of, multiplier_for
+from noised import Counts, Images, Many, Means, Rows, context, released
+from scipy import stats
 from torch import Tensor
 
 from fedaudit.privacy.accounting import compose
@@ -20,15 +21,9 @@ from fedaudit.wire.message import KINDS
 EPSILON, DELTA, C, RELEASES = 0.8, 1e-3, 1.5, 5  # `noised.context` plans five releases
 
 
-def delta_of(epsilon: float, multiplier: float) -> float:
-    """Phi(1 / 2m - epsilon m) - e^epsilon Phi(-1 / 2m - epsilon m), m = sigma / sensitivity (Balle and Wang 2018)."""
-    a, b = 1 / (2 * multiplier), epsilon * multiplier
-    return float(stats.norm.cdf(a - b) - math.exp(epsilon) * stats.norm.cdf(-a - b))
-
-
 def multiplier_of(calibration: str) -> float:
     """Exactly enough; by sqrt(2 ln(1.25 / delta)) / epsilon; or for five releases, whose squares of 1 / m add up."""
-    exact = optimize.brentq(lambda m: delta_of(EPSILON, m) - DELTA, 0.1, 100)
+    exact = multiplier_for(EPSILON, DELTA)
     classical = math.sqrt(2 * math.log(1.25 / DELTA)) / EPSILON
     return {"analytic": exact, "classical": classical, "total": exact * math.sqrt(RELEASES)}[calibration]
 
@@ -67,6 +62,46 @@ def test_the_noise_is_as_large_as_its_branch_says(depends, relation, calibration
     assert torch.equal(noisy, again) is not secure
 
 
+RECORDS = {0: 3, 4: 11, 7: 41, 9: 1}  # by class; a class of one record has the noise of one of two
+
+
+def means() -> dict[int, Tensor]:
+    return {c: torch.full((1500,), 0.001 * (c + 1)) for c in RECORDS}
+
+
+@pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
+@pytest.mark.parametrize("calibration", ["analytic", "classical", "total"])
+@pytest.mark.parametrize("secure", [False, True], ids=["keyed", "secure"])
+def test_each_class_mean_has_the_noise_of_its_own_number_of_records(relation, calibration, secure):
+    """A record that changes its label moves two means: sqrt(2) 2 C / (N - 1) under replace-one, half of it if it is
+    zeroed. 1,500 numbers of each class: normal, and of that deviation within the interval of chi-squared at 1 - 1e-6.
+    The bill is that of the largest, and the residuals are counted in each class's own deviation."""
+    values = policy(calibration, relation, secure)
+    how, ready, noisy = released(Means, means(), values, tables=[RECORDS])
+    swing = {"replace-one": 2 * C, "zero-out": C}[relation]
+    sigmas = {c: multiplier_of(calibration) * math.sqrt(2) * swing / max(n - 1, 1) for c, n in RECORDS.items()}
+    assert ready.sigmas == pytest.approx([*sigmas.values()], rel=1e-6)
+    low, high = stats.chi2.ppf([5e-7, 1 - 5e-7], 1500) / 1500
+    for i, (c, sigma) in enumerate(sigmas.items()):
+        noise = (noisy[i].double() - means()[c].double()).numpy()
+        assert stats.kstest(noise / sigma, "norm").pvalue > 1e-6, c
+        assert low < np.mean(noise**2) / sigma**2 < high, c
+        assert how.noise(noisy[i].double().numpy(), ready, i, 0).z.ravel() == pytest.approx(noise / sigma, abs=1e-6)
+    assert not np.allclose(*((noisy[i] - means()[c]).numpy() / sigmas[c] for i, c in enumerate([0, 4])))
+    entry = how.entry("Means.p", "prototypes", read_policies({"prototypes": values}, KINDS)["prototypes"], ready)
+    assert entry.noise_multiplier == pytest.approx(multiplier_of(calibration), rel=1e-6)
+    assert (entry.sensitivity, entry.sigma) == pytest.approx((math.sqrt(2) * swing, sigmas[9]), rel=1e-6)
+    assert entry.condition == "given the classes and their counts"
+
+
+def test_a_record_in_two_tables_of_means_moves_four():
+    """sqrt(2) times the noise of one table, for every class of both."""
+    one, two = (released(Means, means(), policy("analytic", "zero-out", False), tables=of)[1] for of in (
+        [RECORDS], [{0: 3, 4: 11}, {7: 41, 9: 1}],
+    ))  # fmt: skip
+    assert two.sigmas == pytest.approx([math.sqrt(2) * sigma for sigma in one.sigmas])
+
+
 @pytest.mark.parametrize("relation", ["replace-one", "zero-out"])
 @pytest.mark.parametrize("calibration", ["analytic", "classical", "total"])
 def test_the_bill_is_that_of_its_branch(calibration, relation):
@@ -85,7 +120,7 @@ def test_the_bill_is_that_of_its_branch(calibration, relation):
     spent = compose([entry.events()], DELTA).epsilon_of_record
     assert delta_of(spent, m / math.sqrt(count)) == pytest.approx(DELTA, rel=1e-4)
     assert spent == pytest.approx(EPSILON, rel=1e-4) if calibration != "classical" else spent < EPSILON
-    assert how.epsilon(m, DELTA) == pytest.approx(optimize.brentq(lambda e: delta_of(e, m) - DELTA, 0, 9), abs=1e-6)
+    assert how.epsilon(m, DELTA) == pytest.approx(epsilon_of(m, DELTA), abs=1e-6)
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1.3])

@@ -45,6 +45,15 @@ def test_probabilities_by_hand():
     assert flip(labels, u, 0.5, 4).tolist() == [3, 0, 1, 2, 3]
 
 
+def test_a_number_that_rounds_up_to_one_moves_a_label_all_the_same():
+    """The largest number below 1, for many p: for some of them (u - p) / (1 - p) is 1 in double precision. The label
+    becomes the last of the others, and never itself."""
+    u, label = torch.tensor([math.nextafter(1.0, 0.0)], dtype=torch.float64), torch.tensor([2])
+    many = [p / 1000 for p in range(1, 999)]
+    assert any(float((u - p) / (1 - p)) == 1.0 for p in many)
+    assert {int(flip(label, u, p, 5)) for p in many} == {1}
+
+
 @pytest.mark.parametrize("secure", [False, True])
 def test_labels_stay_and_go_as_often_as_promised(secure):
     y = torch.zeros(20_000, dtype=torch.long)
