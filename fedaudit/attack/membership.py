@@ -193,7 +193,8 @@ def _tpr_interval(inside: Floats, outside: Floats, fpr: float, confidence: float
 
     n1, n0 = len(inside), len(outside)
     spread = 6 * math.sqrt(n0 * fpr * (1 - fpr)) + 6
-    j = np.arange(max(0, math.floor(n0 * fpr - spread)), min(n0, math.ceil(n0 * fpr + spread)) + 1)
+    last = min(n0, math.ceil(n0 * fpr + spread))
+    j = np.arange(max(0, math.floor(n0 * fpr - spread)), last + 1)
     log = gammaln(n0 + 1) - gammaln(j + 1) - gammaln(n0 - j + 1) + j * math.log(fpr) + (n0 - j) * math.log1p(-fpr)
     weight = np.exp(log) / np.exp(log).sum()
     over = np.concatenate([[0], above(inside, outside[::-1]), [n1]])  # members above the j-th largest, 0 for none

@@ -162,12 +162,12 @@ def is_over(place: Place) -> bool:
 
 
 def _side_by_side(places: Sequence[Place], works: Sequence[Callable[[], RunRecord]]) -> list[Ended]:
-    first = places[0].setting
-    before_cuda(first)
-    device = resolve_device(first.device)
+    shared = places[0].setting  # all but the seed
+    before_cuda(shared)
+    device = resolve_device(shared.device)
     unrecorded.clear()
     # All runs have these conditions. The first to end must not take them away from the others.
-    with world_of.room_for(len(places)), compute(world_of(first.model_dump_json())):
+    with world_of.room_for(len(places)), compute(world_of(shared.model_dump_json())):
         turns = [
             Turn(functools.partial(contextvars.copy_context().run, work), Globals(device), seed=place.setting.seed)
             for place, work in zip(places, works, strict=True)

@@ -279,3 +279,23 @@ def test_two_of_each_class_are_enough_for_a_held_out_threshold(members, others, 
         assert (result.balanced_accuracy.value, result.advantage.value) == (1.0, 1.0)
         assert result.balanced_accuracy.threshold == 1.0
         assert result.balanced_accuracy.low < 1.0
+
+
+def test_the_tpr_of_many_records_is_the_mixture_over_all_thresholds():
+    """400 of each class, FPR 0.3. All 401 numbers of non-members above the threshold are weighted here by scipy's
+    binomial, and the mixture of Jeffreys' rates is added up on a grid: its quantiles are the limits."""
+    rng = np.random.default_rng(2)
+    inside, outside = np.sort(rng.normal(0.8, 1, 400)), np.sort(rng.normal(0, 1, 400))
+    j = np.arange(401)
+    weight = stats.binom.pmf(j, 400, 0.3)
+    over = [0, *((inside > t).sum() for t in outside[::-1]), 400]
+    steps = np.array([(over[i] + over[i + 1]) / 2 for i in j])
+    slope, level = np.polyfit(j, steps, 1, w=np.sqrt(weight))
+    c = np.clip(level + slope * j, 0, 400)
+    rates = np.linspace(0, 1, 4001)
+    mixture = sum(
+        w * stats.beta.cdf(rates, n + 0.5, 400 - n + 0.5) for w, n in zip(weight, c, strict=True) if w > 1e-12
+    )
+    wanted = [float(np.interp(p, mixture, rates)) for p in (0.025, 0.975)]
+    found = membership_scores([*inside, *outside], [1] * 400 + [0] * 400, fprs=[0.3]).tpr_at_fpr[0]
+    assert [found.low, found.high] == pytest.approx(wanted, abs=2e-4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -254,6 +255,7 @@ def test_a_function_that_fails_is_a_reason_and_no_crash(plain, monkeypatch):
     entry, _, _ = last_upload(scene)
     method = type(scene._world.method)
     monkeypatch.setattr(method, "client_update", lambda self, client, msg: client.memory["gone"])
+    monkeypatch.setattr(fedaudit.attack.replay, "starts_anew", lambda *of: True)  # whatever other tests found out
     with pytest.raises(ThreatError, match=r"client_update of round 2 cannot be replayed.*KeyError.*gone"):
         list(scene.replay(entry, [torch.arange(20)] * 3))
 
@@ -297,3 +299,24 @@ def test_messages_that_were_not_kept_are_a_reason(tiny, tmp_path):
     scene, _ = scene_of(tmp_path / "a")
     with pytest.raises(ThreatError, match="keep_weights"):
         scene.replayable(last_upload(scene)[0])
+
+
+@pytest.mark.parametrize(("results", "anew"), [(("a", "a"), True), (("a", "b"), False), (("a", None), False)])
+def test_whether_a_client_starts_anew_is_tried_once(results, anew, monkeypatch):
+    """Two models before the message, and equal results after it. A client that fails needs what it knew before."""
+    tried, here = [], fedaudit.attack.replay
+
+    def perform(world, shadows, *rest):
+        tried.append(shadows)
+        if results[len(tried) - 1] is None:
+            raise ThreatError("it needs what it knew")
+        return [SimpleNamespace(result=results[len(tried) - 1])]
+
+    monkeypatch.setattr(here, "_tried", {})
+    monkeypatch.setattr(here, "signature", lambda *of: "this message")
+    monkeypatch.setattr(here, "_shadow", lambda world, k, i, rows, fresh: fresh)
+    monkeypatch.setattr(here, "_perform", perform)
+    rows = (torch.zeros(3, 1), torch.zeros(3))
+    for _ in range(2):
+        assert here.starts_anew(None, SimpleNamespace(client=0), rows) is anew
+    assert tried == [[0], [1]]

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import one_hot
 
-from fedaudit.attacks.inversion import class_inversion, gradient_match
+from fedaudit.attack.scene import Attack
+from fedaudit.attacks.inversion import class_inversion, gradient_match, imprint
 from fedaudit.attacks.inversion.class_inversion import ClassInversion
 from fedaudit.attacks.inversion.decoder import DecoderAttack
 from fedaudit.attacks.inversion.gradient_match import GradientMatch
@@ -153,3 +155,44 @@ def test_units_that_nothing_reached_hold_no_record():
     assert torch.allclose(between(weight, bias), torch.tensor([[0.2, 0.4], [0.5, -0.5]]))
     far = between(torch.tensor([[5.0, -7.0]]), torch.tensor([1.0]))
     assert far.tolist() == [[1.0, -1.0]]
+
+
+def test_a_search_that_is_through_starts_no_other():
+    """It begins at the image itself, whose gradient is the update's: of five starts one is made."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    x, y = torch.rand(1, 1, 2, 2).double(), torch.tensor([1])
+    steps, begun = gradient_match.Steps([torch.arange(1)], 0.1), []
+    update = gradient_match.simulated(model, x, one_hot(y, 3).double(), steps)
+    update = {name: t.detach() for name, t in update.items()}
+
+    def begin(r):
+        begun.append(r)
+        return x
+
+    found = gradient_match.match_lbfgs(
+        model, update, steps, y, 3, begin, torch.Generator(), iterations=20, restarts=5, tell=lambda *told: None
+    )
+    assert begun == [0]
+    assert torch.allclose(found, x.float(), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("download", "linear", "auxiliary", "words"),
+    [
+        (True, True, 1, None),
+        (False, True, 1, "no message brings client 0 a whole model"),
+        (True, False, 1, "the first layer of client 0's model is not linear on the pixels"),
+        (True, True, 0, "no auxiliary records to place the bins by"),
+    ],
+)
+def test_what_an_imprint_needs(download, linear, auxiliary, words, monkeypatch):
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 2)) if linear else nn.Conv2d(1, 1, 1)
+    monkeypatch.setattr(Attack, "cannot", lambda self, scene: None)
+    monkeypatch.setattr(imprint, "_download", lambda scene: ("entry", "w") if download else None)
+    scene = SimpleNamespace(
+        target=0, shape=(1, 2, 2), arch=lambda k: "mlp", fresh=lambda arch: model,
+        auxiliary=(torch.zeros(auxiliary, 1, 2, 2), torch.zeros(auxiliary)),
+    )  # fmt: skip
+    found = imprint.Imprint().cannot(scene)
+    assert found is None if words is None else words in found

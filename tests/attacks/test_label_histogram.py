@@ -51,3 +51,10 @@ def test_layers_of_other_shapes_tell_nothing():
     assert from_update(SimpleNamespace(), SimpleNamespace(classifier=nn.ReLU()), START) is None
     assert [tuple(t.shape) for t in rows(nn.Linear(2, 3))] == [(3, 2), (3, 1)]
     assert len(rows(nn.Linear(2, 3, bias=False))) == 1
+
+
+def test_one_row_of_known_noise_is_drawn_towards_equal_shares():
+    """Five classes, p = 4. The row (3, 1, 1, 1, -1) lies 8 from equal shares: 1 - (4 - 2) 1 / 8 = 3/4."""
+    row = torch.tensor([[3.0, 1, 1, 1, -1]]).double()
+    assert label_histogram.shrinkage(row, 1.0) == pytest.approx(3 / 4)
+    assert label_histogram.shrinkage(row) == 1, "nothing tells its noise"

@@ -12,6 +12,7 @@ import torch
 from fedaudit.attacks.membership import logit_gap, relayed_means
 from fedaudit.attacks.membership.logit_gap import LogitGap, log_ratio
 from fedaudit.attacks.membership.relayed_means import RelayedMeans, others
+from fedaudit.wire.release import Protection
 
 
 @pytest.mark.parametrize("sigma", [0.0, 0.5, 3.0])
@@ -99,3 +100,23 @@ def test_the_others_mean_of_three_clients():
     """(3 * 5 - 3) / 2 = 6; a class that the peer does not hold is the others' own."""
     found = others({0: torch.tensor([5.0]), 1: torch.tensor([7.0])}, {0: torch.tensor([3.0])}, 3)
     assert {c: mean.item() for c, mean in found.items()} == {0: 6.0, 1: 7.0}
+
+
+def test_a_mean_is_held_against_as_many_records_as_its_class_has(monkeypatch):
+    """Four auxiliary records of class 0, two of class 1 and one of class 2: their own means have 1/4 and 1/2 of the
+    variance, and one record gives none. Class 0's centre is 2.5, so that its mean of 3 lies 0.5 above it."""
+    calls = []
+
+    def told(d, a, Sigma, extra, sigma):
+        calls.append((d.flatten().tolist(), a.tolist(), extra, sigma))
+        return torch.full((len(d),), float(len(calls)), dtype=torch.float64)
+
+    monkeypatch.setattr(logit_gap, "log_ratio", told)
+    known, y = torch.tensor([[1.0], [2.0], [3.0], [4.0], [6.0], [8.0], [9.0]]), torch.tensor([0, 0, 0, 0, 1, 1, 2])
+    scene = SimpleNamespace(
+        auxiliary=(known, y), x=torch.tensor([[2.0], [7.5], [9.0], [3.5]]), y=torch.tensor([0, 1, 2, 0]), classes=3
+    )
+    means = {c: torch.tensor([3.0 + c]) for c in range(3)}
+    ratio = logit_gap.tracing(scene, lambda x: x, means, "logits", Protection(mechanism="gaussian", sigma=0.25))
+    assert calls == [([-0.5, 1.0], [0.5], 1 / 4, 0.25), ([0.5], [-3.0], 1 / 2, 0.25)]
+    assert ratio.tolist() == [1.0, 2.0, 0.0, 1.0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from fedaudit import Down, Method, Record, Up, private
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.claims import Attacked, Claims, Features, Groups
 from fedaudit.attack.membership import auc, auc_difference
-from fedaudit.attack.scene import Scene
+from fedaudit.attack.scene import Attack, Scene
 from fedaudit.attack.score import learned, settled
 from fedaudit.attack.verdict import judge, judge_blind
 from fedaudit.attacks.baselines import blind_pixels
@@ -585,3 +586,11 @@ def test_shares_of_nearly_equal_classes_are_nearer_by_it():
     skewed = torch.tensor([200.0, 100, 50, 20, 10, 5, 5, 5, 3, 2]).double()
     kept = label_histogram.shrinkage(skewed + 10 * torch.randn(3, 10, generator=rng, dtype=torch.float64), 10.0)
     assert kept > 0.97, "where shares differ, hardly anything is taken away"
+
+
+@pytest.mark.parametrize("seen", [True, False])
+def test_rows_without_an_encoder_match_nothing(seen, monkeypatch):
+    monkeypatch.setattr(Attack, "cannot", lambda self, scene: None)
+    monkeypatch.setattr(embedding_match.EmbeddingMatch, "_encoders", lambda self, scene: ["one"] if seen else [])
+    found = embedding_match.EmbeddingMatch().cannot(SimpleNamespace(view=SimpleNamespace(threat="server"), target=3))
+    assert found == (None if seen else "the server sees no encoder of client 3 of a round with embeddings")

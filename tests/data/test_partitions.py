@@ -401,3 +401,23 @@ def test_balanced_clients_have_one_size_and_skewed_classes():
         assert sorted(np.concatenate(parts)) == list(range(1003))
         largest[alpha] = np.mean([np.bincount(y[part]).max() / len(part) for part in parts])
     assert largest[0.05] > 0.4 > largest[1.0] > 0.2 > largest[100.0]
+
+
+def test_a_ratio_may_name_every_class():
+    y = np.repeat(np.arange(3), 90)
+    counts = table(split("ratio:5:3:1", y, 3), y)
+    assert (np.sort(counts, axis=1) == [10, 30, 50]).all()
+    assert (counts.sum(0) == 90).all()
+    with pytest.raises(SettingError, match="it has 4 parts, but there are 3 classes"):
+        split("ratio:5:3:1:1", y, 3)
+
+
+def test_a_picture_is_as_wide_as_its_parts_and_names_of_22_letters_fit():
+    """Three clients and two classes: 0.62 and 0.075 a letter on the left, at least 2.4 of bubbles, 1.25 for the legend.
+    Below 0.62, at least 2 of bubbles, above 0.25 and 0.2 for one line of title."""
+    figure = bubbles(np.ones((3, 2), dtype=int), None, title="t")
+    assert tuple(figure.get_size_inches()) == pytest.approx((0.695 + 2.4 + 1.25, 0.62 + 2.0 + 0.45))
+    assert {handle.get_markeredgewidth() for handle in figure.axes[0].get_legend().legend_handles} == {0}, "no edge"
+    figure = bubbles(np.ones((3, 2), dtype=int), None, title="t", class_names=["a" * 22, "b" * 23])
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a" * 22, "b" * 21 + "…"]
+    assert figure.get_size_inches()[0] == pytest.approx(0.62 + 0.075 * 22 + 2.4 + 1.25)

@@ -72,3 +72,8 @@ def test_numbers_of_a_models_input():
     assert to_input(pixels).dtype == torch.float32
     assert to_input(torch.tensor([0.25], dtype=torch.float64)).dtype == torch.float32
     assert to_input(TEXT) is TEXT
+
+
+def test_records_that_are_no_texts_have_no_vocabulary():
+    x, y = torch.zeros(2, 1, 2, 2, dtype=torch.uint8), torch.tensor([0, 1])
+    assert Dataset("d", x, y, x, y, ("a", "b")).vocabulary == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,9 +12,10 @@ from protected import SMALL, STEPS_OF_FEW, few_steps
 from weak_elsewhere import half_the_noise
 
 from fedaudit import run
-from fedaudit.epsilon.client_replay import apart, noise_of, repeat
+from fedaudit.epsilon.client_replay import STEP, PrivateFit, apart, clipped_lengths, noise_of, repeat
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import dpsgd_stack
+from fedaudit.privacy.policy import Policy
 from fedaudit.progress import unwatched
 from fedaudit.runtime.engines import isolated
 from fedaudit.runtime.folder import RunFolder
@@ -134,3 +136,27 @@ def test_the_noise_of_a_stack_is_its_own(tmp_path, monkeypatch, step):
     assert "it does not hold that noise" in found.how
     assert audit_residuals(alone)[0].verdict == "not refuted"
     assert comes_out_again(few_steps(tmp_path / "honest", engine="stacked", step=step))
+
+
+class ParameterByParameter(PrivateFit):
+    """A training that clips each parameter's gradient by itself, which two parameters at once get past."""
+
+    def after(self, multiplier=None):
+        params = {name: p.clone().requires_grad_() for name, p in self.start.items()}
+        sums = {name: torch.zeros_like(p) for name, p in params.items()}
+        for of_record in self.loss(SimpleNamespace(params=params), *self.rows):
+            grads = torch.autograd.grad(of_record, list(params.values()), retain_graph=True, allow_unused=True)
+            for name, g in zip(params, grads, strict=True):
+                if g is not None:
+                    sums[name] += g * min(1.0, self.C / max(float(g.norm()), 1e-300))
+        return {name: p.detach() - STEP * sums[name] / len(self.rows[0]) for name, p in params.items()}
+
+
+@pytest.mark.parametrize("C", [0.01, 1.0, 100.0])
+def test_a_record_along_two_parameters_is_long_in_both(C):
+    """Weight and bias are clipped to C each: a record that is long in both moves the sum by sqrt(2) C, for every C."""
+    fit = ParameterByParameter(
+        0, 1, torch.nn.Linear(2, 1), lambda f, x: x[:, 0], (torch.zeros(4, 2),), {}, 2, 1, None, 2, 1.0,
+        Policy(noise_multiplier=1.0, sensitivity=f"clip:{C}"), 1, ("a", 1), torch.device("cpu"),
+    )  # fmt: skip
+    assert clipped_lengths(fit) == pytest.approx(math.sqrt(2), rel=1e-6)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from protected import ALL, everything, once
 
-from fedaudit.epsilon.clipping import audit_clipping, least_multiplier
+from fedaudit.epsilon.clipping import FieldTest, audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
 from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import additive
+from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.gaussian import Gaussian
+from fedaudit.privacy.policy import Policy
 from fedaudit.runtime.run_record import read_record
 
 REAL = sensitivity.clip_rows
@@ -153,3 +156,19 @@ def test_a_bound_that_is_not_random_weakens_no_test_and_needs_no_correction(hone
     assert [word for audit, word in judged(both) if not audit.certain] == [word for _, word in judged(random)]
     clip_by(monkeypatch, lambda t, *_: t.clone())
     assert told([*random, *audit_clipping(honest)]) == "refuted"
+
+
+@pytest.mark.parametrize("n", [20, 50])
+def test_a_delta_of_one_over_n_is_that_of_the_clients_own_records(n):
+    """epsilon = 1 and delta = 1 / n, a record moves the values by 2 at most: nine tenths of that noise lack a ninth."""
+    needs = analytic(1.0, 1 / n, 2.0)
+    for share, lacking in ((1.0, []), (0.9, [pytest.approx(1 / 0.9, rel=1e-4)])):
+        field = SimpleNamespace(
+            release=SimpleNamespace(policy=Policy(epsilon=1.0, delta="1/n"), how=mechanism_named("gaussian")),
+            client=SimpleNamespace(_context=SimpleNamespace(n=n)),
+            ready=lambda share=share: SimpleNamespace(sigmas=[share * needs], deviation=1.0),
+            _sensitivities=lambda ready: [2.0],
+        )
+        ((tried, broken),) = FieldTest._noise(field)
+        assert tried == 1
+        assert [one.factor for one in broken] == lacking

@@ -233,3 +233,23 @@ def test_the_audits_own_step_has_the_records_of_the_key_and_the_model_of_that_st
     assert len(set(sizes)) > 1
     assert [step.drawn for step in watch.found] == sizes
     assert max(abs(float(step.noise["weight"].item())) for step in watch.found) < 0.1
+
+
+def test_the_span_of_gradients_has_as_many_dimensions_as_they_have():
+    """The loss w x has the gradient x. Ten records lie in the plane of the first two of five coordinates: the noise's
+    part in it is z_1^2 + z_2^2, of two dimensions. Along the sum of the four that were not drawn it is z s / |s|.
+    """
+    x = torch.zeros(10, 5)
+    x[:, :2] = 0.3 * torch.randn(10, 2, generator=torch.Generator().manual_seed(3))
+    told = Told(
+        nn.Linear(5, 1, bias=False), lambda f, x: f(x)[:, 0], (x,), {}, sgd(0.1), 6, Policy(noise_multiplier=1.0),
+        1e-4, ("a", 1), torch.device("cpu"), 4,
+    )  # fmt: skip
+    watch = StepWatch(told)
+    watch.restart()
+    z, drawn = torch.tensor([[1.0, -2.0, 7.0, 0.5, 3.0]], dtype=torch.float64), torch.arange(10) < 6
+    found = watch._spanned({"weight": z.numpy()}, drawn)
+    s = x[6:].double().sum(0)
+    assert (found.dimensions, found.steps) == (2, 1)
+    assert found.squares == pytest.approx(1 + 4, rel=1e-6)
+    assert found.outside == pytest.approx(float(z[0] @ s / s.norm()), rel=1e-6)

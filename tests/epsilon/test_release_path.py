@@ -29,6 +29,7 @@ from fedaudit.privacy.mechanisms import gaussian as gaussian_mechanism
 from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
+from fedaudit.shape import Shape
 
 
 @pytest.fixture(scope="module")
@@ -313,3 +314,10 @@ def test_opposite_ends_of_what_a_claim_allows(depends, value):
     for side, sign in ((one, 1), (other, -1)):
         assert torch.allclose(side.value["a"], torch.full((2, 4), sign * value))
     assert ("clipping ball" in words) is (depends == "all")
+
+
+def test_extreme_rows_are_as_large_as_the_row_that_they_are_made_of():
+    like = torch.tensor([0.5, -4.0, 3.0])
+    made = release_path._extremes(like, Shape((3,)), torch.Generator().manual_seed(1))
+    assert made["far out"].tolist() == [5.0, -40.0, 30.0]
+    assert made["random signs"].abs().tolist() == [4.0, 4.0, 4.0]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 import math
 
 import numpy as np
 import pytest
 
+from fedaudit.gates import in_turns
 from fedaudit.gates.finding import enough, told
 from fedaudit.gates.in_turns import FEWEST, LOOKS, Turns, compared
 from fedaudit.stats import Estimate, pseudo_median
@@ -94,3 +96,16 @@ def test_every_other_pair_begins_with_theirs_and_every_turn_with_rest():
     assert [word for word in order if word != "rest"] == ["theirs", "ours", "ours", "theirs"] * 2
     assert all(before == "rest" for before, turn in itertools.pairwise(order) if turn != "rest")
     assert len(turns.pairs.ratios) == 4
+
+
+def test_the_clock_leaves_out_the_time_in_which_others_ran(monkeypatch):
+    """Ten seconds on the wall. In two and a half of them the system ran somebody else; where it does not tell: ten."""
+    monkeypatch.setattr(in_turns.time, "perf_counter", lambda: 10.0)
+    monkeypatch.setattr(in_turns, "open", lambda path: io.StringIO("7000000000 2500000000 12"), raising=False)
+    assert in_turns.clock() == 7.5
+
+    def missing(path):
+        raise FileNotFoundError(path)
+
+    monkeypatch.setattr(in_turns, "open", missing, raising=False)
+    assert in_turns.clock() == 10.0

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fedaudit import run
+from fedaudit.methods.datafree import _dffke_traffic
 from fedaudit.methods.datafree._buffer import Sample, buffer_bytes, formula_bytes, held, remember
 from fedaudit.methods.datafree._decoder import (
     Decoder,
@@ -14,8 +18,9 @@ from fedaudit.methods.datafree._decoder import (
 from fedaudit.methods.datafree.dffke import DFFKE
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import ClientState
+from fedaudit.shape import Shape
 from fedaudit.wire.codec import decode as decode_record
-from fedaudit.wire.message import State, state_of
+from fedaudit.wire.message import Size, State, as_size, state_of
 
 QUICK = dict(DFFKE.quick)
 
@@ -107,3 +112,17 @@ def test_sync_survives_drop_outs(tmp_path):
             if failed.get(k, 4) >= 2:
                 expected[k] |= set(range(1, row.round)) | ({row.round} if k not in failed else set())
     assert {k: set(rounds) for k, rounds in buffers(tmp_path / "a", 5).items()} == expected
+
+
+def test_what_a_client_lacks_is_billed_row_by_row():
+    """One client lacks round 2, of clients 0 and 3 with 5 and 7 records: rows of h = 4 numbers of 4 bytes, a key of 8
+    bytes for the round and one for each of the two."""
+    method = DFFKE(h=4, R=3, sync=True)
+    plan = SimpleNamespace(
+        asks=["the run's own"], shape=Shape((1, 8, 8)), asked=lambda i: [1], records={0: 5, 3: 7},
+        choice=lambda field, k, default: {2: [0, 3]}, tensor=lambda *sizes: Size(4 * math.prod(sizes)),
+    )  # fmt: skip
+    found = _dffke_traffic._missed(method, plan)
+    assert as_size(found["down", "Missed.E"]) == Size(8 + (5 * 16 + 8) + (7 * 16 + 8))
+    Dec = decoder_size(4, (1, 8, 8), method.w_Dec, method.output)
+    assert found["down", "Missed.Dec"] == Size(Dec.payload + 8, Dec.buffers)

@@ -172,3 +172,26 @@ def test_a_checkpoint_decodes_as_its_model_does():
     model(torch.randn(50, 4))  # batch-norm statistics of its own
     e = torch.randn(7, 4)
     assert torch.allclose(decode(state_of(model), e, (1, 8, 8), batch=3), model.eval()(e), atol=1e-6)
+
+
+def test_the_decoders_loss_is_the_sum_of_both():
+    """Eq. 12: all 5 + 9 rows are one batch, sorted by client. Beside the fidelity there is L_md of each client's
+    images, which the one peer decides."""
+    torch.manual_seed(0)
+    clients = {k: build("mlp", shape=(1, 8, 8), classes=3) for k in (0, 1)}
+    theta_z = {k: state_of(nn.Linear(net.width, 4)) for k, net in clients.items()}
+    E, Dec, found = {0: torch.randn(5, 4), 1: torch.randn(9, 4)}, Decoder(4, (1, 8, 8), width=2), {}
+
+    class Server:
+        def rng(self, purpose):
+            return torch.Generator().manual_seed(1)
+
+        def optimise(self, params, closure, *, before, **how):
+            before(0)
+            found[md] = float(closure())
+
+    for md in ("none", "MSE"):
+        train_decoder(Server(), Dec, clients, theta_z, E, epochs=1, batch=14, opt=adam(0.01), md=md)
+    x = Dec(torch.cat(list(E.values()))).detach()
+    said = [net(x).softmax(1) for net in clients.values()]
+    assert found["MSE"] - found["none"] == pytest.approx(-float((said[0] - said[1]).square().mean()), rel=1e-4)

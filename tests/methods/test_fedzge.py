@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from fedaudit import Setting, adam
+from fedaudit import Setting, adam, state_of
 from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods.datafree import _zeroth as zo
 from fedaudit.methods.datafree.fedzge import FedZGE, Generator, along
@@ -628,3 +629,19 @@ def test_agreement_rises_and_a_frozen_generators_does_not(loops):
     assert last["image"] > 0.7
     assert last["true"] > 0.7
     assert last["frozen"] < 0.3
+
+
+@pytest.mark.parametrize(
+    ("tested", "names"),
+    [
+        ("end", []),
+        ("batch", ["test batch statistics"]),
+        ("inner", ["test batch statistics", "test batch statistics, inner step 5"]),
+    ],
+)
+def test_which_points_of_a_round_are_scored_by_test_batches(tested, names):
+    net = models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4)
+    theta = state_of(net)
+    learned = SimpleNamespace(theta=theta, inner={5: theta} if tested == "inner" else {})
+    server = SimpleNamespace(model=lambda: models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4))
+    assert list(FedZGE(tested=tested).global_points(learned, server)) == names

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +16,8 @@ from fedaudit.methods.distillation import feddistill
 from fedaudit.methods.prototypes import _transfer as transfer
 from fedaudit.methods.prototypes import fedgh, fedproto, fedtgp
 from fedaudit.methods.shared import _prototypes as prototypes
+from fedaudit.shape import Shape
+from fedaudit.training import models
 from fedaudit.training.fit import Live
 from fedaudit.training.models import Net
 from fedaudit.wire.transcript import Transcript
@@ -207,3 +210,26 @@ def test_class_means_can_be_protected(method, kind, tiny, tmp_path):
     assert all(e.mechanism == "gaussian" and e.noise_multiplier > 0 for e in protected)
     others = {(e.kind, e.condition) for c in record.ledger for e in c.entries if e.kind != kind}
     assert {kind for kind, _ in others} == {"label_counts"}
+
+
+def test_the_numbers_of_fedghs_sum_with_a_single_client():
+    """For each of four classes an embedding and a count."""
+    plan = SimpleNamespace(classes=4, archs=["mlp"], participants=[0], shape=Shape((1, 8, 8)))
+    width = models.build("mlp", shape=(1, 8, 8), classes=4).classifier.in_features
+    assert fedgh.FedGH(rows="classes").summed_numbers(plan) == [4 * (width + 1)]
+
+
+def test_a_decoder_is_trained_on_a_single_public_image():
+    """Its encoder reads the image's 64 pixels and gives means and log-variances of H = 3 latents."""
+    made, x = [], torch.rand(1, 1, 8, 8)
+
+    def optimise(params, loss, steps, opt):
+        made.extend(tuple(p.shape) for p in params)
+        assert math.isfinite(float(loss()))
+
+    server = SimpleNamespace(
+        public=(x,), rng=lambda purpose: torch.Generator().manual_seed(0), shape=Shape((1, 8, 8)), classes=4,
+        device=torch.device("cpu"), optimise=optimise,
+    )  # fmt: skip
+    transfer.trained_decoder(server, 3, 4, 1)
+    assert made[-4:] == [(256, 64), (256,), (6, 256), (6,)]

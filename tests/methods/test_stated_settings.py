@@ -154,3 +154,11 @@ def test_every_method_has_its_row():
         else:
             assert numbers(registry.find(name)) == {**numbers(registry.find(student)), "eta_d": 0.001}
         assert host in STATED
+
+
+def test_which_methods_need_a_set_that_everybody_holds():
+    """DS-FL, FedDF, FedMD, FKE and MHAT distil on one; FedKTL's generator is trained on one, unless it is given."""
+    need = {name for name in registry.names("methods") if registry.find(name).needs_public}
+    assert need == {name for name in registry.names("methods") if name.endswith("feddf")} | {
+        "dsfl", "fedmd", "fedktl", "fke", "mhat",
+    }  # fmt: skip

@@ -266,3 +266,24 @@ def test_an_event_is_one_release_of_all_records_unless_it_says_else() -> None:
     assert Event(2.0) == Event(2.0, 1.0, 1)
     assert compose([Event(2.0)], 1e-5, compare=False).epsilon_of_record == gaussian_epsilon(0.5, 1e-5)
     assert set(compose([Event(2.0)], 1e-5).by_accountant) == {"gaussian-closed-form", "prv", "rdp"}
+
+
+def test_a_history_has_one_order_whatever_the_events_had() -> None:
+    from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+
+    events = [Event(2.0, 1.0, 3, LaplaceLoss(0.5)), Event(3.0, 1.0, 3, LaplaceLoss(0.25))]
+    assert acc._history(events) == acc._history(events[::-1]), "equal numbers of releases do not decide it"
+
+
+def test_the_grid_ends_beyond_a_quarter_of_what_the_error_may_be() -> None:
+    """A Gaussian of multiplier 0.0345 loses 597 + 3 at most but for delta / 4000 (Gopi et al. 2021, Theorem 5.5), and
+    less than 600 with it but for delta / 1000: the grid's last point must be the first of the two.
+    """
+    sigma, delta = 0.0345, 1e-5
+    for error, beyond in ((delta / 4000, True), (delta / 1000, False)):
+        # Renyi's bound by its formula (Canonne et al. 2020, Proposition 12), at the best of finely spaced orders.
+        orders = [1 + i / 1000 for i in range(1, 1000)]
+        bounds = [a / (2 * sigma**2) + math.log1p(-1 / a) - math.log(error * a) / (a - 1) for a in orders]
+        assert (min(bounds) + 3 > acc.MAX_LOSS) is beyond
+    with pytest.raises(acc._Numerical, match="overflow the grid"):
+        acc._prv(((sigma, 1.0, 1),), delta)

@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -263,3 +264,9 @@ def test_a_killed_run_goes_on_from_its_parts(tmp_path: Path, monkeypatch: pytest
     a, b = (sorted(path.name for path in (tmp_path / run / "checkpoint").iterdir()) for run in "ab")
     assert a == b
     assert any(name.startswith("part-") for name in a)
+
+
+def test_how_much_of_a_device_states_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=48 << 30))
+    assert checkpoint.room_for_states(torch.device("cuda")) == 3 << 30, "a sixteenth"
+    assert checkpoint.room_for_states(torch.device("cpu")) == 16 << 20

@@ -145,3 +145,17 @@ def test_descents_that_fail_together_go_on_alone_from_where_they_were(monkeypatc
     assert [turn.told for turn in turns] == [[{}]] * 3
     assert [turn.alone for turn in turns] == [["RuntimeError: no two"]] * 3
     assert all(float(turn.descent.params[0].abs().max()) == 0 for turn in turns)
+
+
+def test_a_stacks_end_is_recorded_on_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of two trainings, of 1 and 3 rows, is told both events and its share of the time between them."""
+    events = [[], []]
+    pair = tuple(SimpleNamespace(record=lambda said=said: said.append("recorded")) for said in events)
+    monkeypatch.setattr(lockstep, "_events", lambda device: pair)
+    jobs = [SimpleNamespace(generators=[], rows=[torch.zeros(1)], size=n) for n in (1, 3)]
+    found, alone, halved = {}, {}, {}
+    lockstep._stack(jobs, [0, 1], lambda mine: ["one", "other"], found, alone, halved)
+    assert events == [[], ["recorded"]], "the first is recorded where it is made"
+    assert [(of, away.share, away.stack) for of, away in found.values()] == [("one", 0.25, pair), ("other", 0.75, pair)]
+    assert not alone
+    assert not halved

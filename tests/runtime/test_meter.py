@@ -178,3 +178,11 @@ def test_the_table_is_by_party_and_phase():
         ("client 0", "task", 1, 4.0), ("client 1", "task", 2, 2.5), ("server", "round", 3, 4.0),
     ]  # fmt: skip
     assert (timings.peak_rss_bytes, timings.peak_gpu_bytes) == (60, 9)
+
+
+def test_peaks_begin_at_nothing() -> None:
+    timings = Timings()
+    assert (timings.peak_rss_bytes, timings.peak_gpu_bytes) == (0, 0)
+    timings.add([], rss=5, gpu=None)
+    timings.add([], rss=3, gpu=2)
+    assert (timings.peak_rss_bytes, timings.peak_gpu_bytes) == (5, 2)

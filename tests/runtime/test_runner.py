@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -20,6 +21,7 @@ from fedaudit.errors import RunError, SettingError, WireError
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.rng import generator, seed_of, seeded
+from fedaudit.runtime import runner
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utility
 from fedaudit.runtime.task import compute
@@ -455,3 +457,33 @@ def test_traffic_adds_up_over_unequal_rounds(tiny, tmp_path):
         for convention in ("payload", "wire"):
             total = sum(getattr(row, f"{direction}_{convention}") for row in record.rounds)
             assert record.bytes(direction, convention) == total
+
+
+@pytest.mark.parametrize(
+    ("first", "done", "other_code", "runs"),
+    [(False, False, False, 0), (True, False, False, 1), (True, True, False, 0), (True, True, True, 1)],
+)
+def test_the_run_that_another_starts_from_is_made_first(first, done, other_code, runs, tmp_path, monkeypatch):
+    begun, real = [], runner.run
+    monkeypatch.setattr(runner, "run", lambda setting, **how: begun.append((setting, how["out"], how["resume"])))
+    monkeypatch.setattr(runner, "first_setting", lambda setting: "the first" if first else None)
+    monkeypatch.setattr(runner, "folder_name", lambda setting: f"folder of {setting}")
+    monkeypatch.setattr(runner, "_is_done", lambda folder: done)
+    monkeypatch.setattr(runner, "_is_other_code", lambda folder, setting: other_code)
+    monkeypatch.setattr(runner.nursery, "start_for", lambda *how: None)
+    monkeypatch.setattr(runner, "RunState", lambda *of: of)
+    monkeypatch.setattr(runner, "_go", lambda state: state)
+    beside = tmp_path / "folder of the first"
+    assert real(method="local", device="cpu", out=tmp_path / "run")[6] == (beside if first else None)
+    assert begun == [("the first", beside, True)] * runs
+
+
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_run_by_itself_forgets_what_others_did_not_record(in_turns, monkeypatch):
+    reasons = {"of another run"}
+    monkeypatch.setattr(runner, "here", lambda: "a turn" if in_turns else None)
+    monkeypatch.setattr(runner, "unrecorded", reasons)
+    monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext())
+    monkeypatch.setattr(runner, "_all_rounds", lambda run: sorted(reasons))
+    monkeypatch.setattr(runner, "_close", lambda run: None)
+    assert runner._go(None) == (["of another run"] if in_turns else [])

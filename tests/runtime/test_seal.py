@@ -9,7 +9,7 @@ import pytest
 
 from fedaudit.errors import RunError
 from fedaudit.privacy.noise_key import FILE as KEY
-from fedaudit.runtime.seal import CHUNK, Seal, read_seal, write_seal
+from fedaudit.runtime.seal import CHUNK, Seal, Signature, read_seal, seal_again, write_seal
 
 
 @pytest.fixture
@@ -66,3 +66,22 @@ def test_what_was_edited_removed_or_added_breaks_it(folder):
     assert before.broken_by(Seal.of(folder)) == ["models/global.safetensors", "record.json", "transcript/index.jsonl"]
     old = before.model_copy(update={"files": {n: d for n, d in before.files.items() if n != KEY}})
     assert old.broken_by(before) == [], "a seal from before keys were sealed"
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_what_is_added_is_sealed_unless_the_seal_is_signed(folder, signed):
+    before = Seal.of(folder)
+    if signed:
+        before = before.model_copy(update={"signature": Signature(public_key="aa", signature="bb")})
+    write_seal(folder, before)
+    (folder / "attacks.json").write_text("[]")
+    seal_again(folder)
+    now = read_seal(folder)
+    assert now == (before if signed else Seal.of(folder))
+    assert ("attacks.json" in now.files) is not signed
+
+
+def test_a_record_by_itself_is_not_sealed(tmp_path):
+    (tmp_path / "record.json").write_text("{}")
+    seal_again(tmp_path)
+    assert read_seal(tmp_path) is None

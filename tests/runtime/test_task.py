@@ -352,3 +352,22 @@ def test_a_task_of_which_nothing_else_is_said() -> None:
 
 def test_a_client_that_drops_out_answers_nothing() -> None:
     assert run_task(Task("{}", "f", 3, 2, 0, b"state", b"message", drop=True)) == Done(3, error="dropped out")
+
+
+@pytest.mark.parametrize(
+    ("asked", "machine", "side", "uses"),
+    [
+        ("auto", "x86_64", 8, True),
+        ("auto", "aarch64", 8, False),
+        ("auto", "arm64", 16, False),
+        ("auto", "aarch64", 17, True),
+        ("on", "aarch64", 8, True),
+        ("off", "x86_64", 32, False),
+    ],
+)
+def test_where_onednn_computes(
+    asked: str, machine: str, side: int, uses: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(task.platform, "machine", lambda: machine)
+    world: Any = SimpleNamespace(setting=SimpleNamespace(onednn=asked), shape=(3, side, side))
+    assert task.uses_onednn(world) is uses

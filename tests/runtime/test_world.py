@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -219,3 +220,21 @@ def test_a_process_of_one_party_knows_one_world(monkeypatch):
             module.world_of("b")
     finally:
         module.world_of.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("unit", "known", "found"),
+    [("person", True, "those of client 2"), ("person", False, None), ("record", True, None)],
+)
+def test_whose_records_they_are_is_told_where_persons_are_protected(unit, known, found):
+    federation = SimpleNamespace(
+        dataset=SimpleNamespace(person=torch.zeros(3) if known else None), people=lambda k: f"those of client {k}"
+    )
+    here = SimpleNamespace(federation=federation, policies={"training": SimpleNamespace(unit=unit)})
+    assert World.people(here, 2) == found
+
+
+@pytest.mark.parametrize("other", [None, "digits"])
+def test_labels_of_another_data_set_are_not_this_tasks(other):
+    here = SimpleNamespace(setting=SimpleNamespace(public_dataset=other))
+    assert World.public_labelled.fget(here) is (other is None)

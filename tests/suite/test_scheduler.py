@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from suite_tools import comparable
@@ -565,3 +566,10 @@ def test_counting_many_cells_does_not_keep_the_workers_waiting(monkeypatch):
     clock[0] += 20.0
     progress.step(cell, 6, 10, "round 6")
     assert told[-1].endswith("round 6")
+
+
+def test_a_worker_is_asked_and_answers_through_its_pipes(monkeypatch):
+    pipes = {name: SimpleNamespace(fileno=lambda i=i: i) for i, name in ((7, "stdin"), (8, "stdout"))}
+    monkeypatch.setattr(auditing.subprocess, "Popen", lambda words, **how: SimpleNamespace(**pipes))
+    worker = auditing._Worker(0, [])
+    assert (worker.requests, worker.replies) == (7, 8)

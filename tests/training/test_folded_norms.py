@@ -67,3 +67,11 @@ def test_a_batch_norm_that_trains_again_is_heard() -> None:
         net.train()
     for got, net in zip(many(x), nets, strict=True):
         torch.testing.assert_close(got, net(x), atol=1e-12, rtol=0)
+
+
+def test_a_convolution_without_a_bias_gets_the_norms_in_a_stack() -> None:
+    nets = [trained("resnet18_cifar@0.05", seed) for seed in (0, 1)]
+    assert all(m.bias is None for m in nets[0].modules() if isinstance(m, nn.Conv2d))
+    x = torch.randn(3, 1, 16, 16, dtype=torch.float64)
+    for got, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
+        torch.testing.assert_close(got, net(x), atol=1e-9, rtol=1e-9)

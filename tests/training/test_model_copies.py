@@ -124,3 +124,12 @@ def test_a_layer_is_copied_by_its_attributes_and_not_by_deepcopy(monkeypatch: py
     monkeypatch.setattr(copy, "deepcopy", lambda x, memo=None: asked.append(x) or real(x, memo))
     copied(nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     assert not [x for x in asked if isinstance(x, nn.Module | torch.Tensor)]
+
+
+def test_of_a_tuple_that_holds_a_list_the_list_is_copied() -> None:
+    layer = nn.Linear(1, 1)
+    layer.sizes, layer.plain = (3, [4]), (3, "a")  # type: ignore[assignment]
+    mine = copied(layer)
+    layer.sizes[1].append(5)  # type: ignore[index,union-attr,operator]
+    assert mine.sizes == (3, [4])
+    assert mine.plain == (3, "a")

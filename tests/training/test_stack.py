@@ -368,3 +368,18 @@ def test_tied_weights_are_tied_in_half_precision_too(monkeypatch: pytest.MonkeyP
     assert found.dtype == torch.float32
     assert not torch.equal(found, net(x))
     torch.testing.assert_close(found, net(x), atol=0.05, rtol=0.05)
+
+
+def test_a_compiled_step_is_for_the_shape_that_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another shape would be compiled anew. Steps with a mask have a function of their own."""
+    monkeypatch.setattr(mapped_loss, "_compile", lambda run: lambda *of: f"compiled {run()}")
+    here: Any = SimpleNamespace(
+        _plain=lambda *of: "plain", _masked=lambda *of: "masked", _several=True, _compile=True, _masks_norms=False,
+        _compiled={},
+    )  # fmt: skip
+
+    def call(n: int, mask: Tensor | None = None) -> Any:
+        return mapped_loss.MappedLoss.__call__(here, {}, {}, [torch.zeros(n, 2)], {}, mask)
+
+    assert [call(8), call(8), call(5), call(8)] == ["compiled plain", "compiled plain", "plain", "compiled plain"]
+    assert [call(5, torch.ones(5)), call(8, torch.ones(8))] == ["compiled masked", "masked"]

@@ -301,3 +301,88 @@ def test_another_opacus_rounds_otherwise(monkeypatch):
     assert not ledger._same(None, 0.0, 1e-8)
     assert ledger._same(math.inf, math.inf, 1e-8)
     assert not ledger._same(math.inf, 1e300, 1e-8)
+
+
+@pytest.mark.parametrize("foreign", [True, False])
+def test_a_foreign_transports_bytes_are_as_it_counted_them(foreign, monkeypatch):
+    """Its own frames are around the same payload. Among our own, 99 bytes where 20 travelled are a contradiction."""
+    here = made(foreign_transport=foreign)
+    index = traffic._Index(here)
+    monkeypatch.setattr(traffic, "stored_header", lambda *row: ("head", 50))
+    monkeypatch.setattr(index, "_digest", lambda *row: None)
+    again = {"w": {"payload": 8, "buffers": 0, "wire": 20}, "(frame)": {"payload": 0, "buffers": 0, "wire": 30}}
+    monkeypatch.setattr(traffic, "measure", lambda head, size: again)
+    fields = {"w": {"payload": 8, "buffers": 0, "wire": 99, "role": "private"}}
+    row = {"fields": fields, "frame": 7, "bytes": 106, "tree": {}, "tensors": [], "digest": "d"}
+    found = index._sizes(row, "row 4")
+    assert {name: size["wire"] for name, size in found.items()} == (
+        {"w": 99, "(frame)": 7} if foreign else {"w": 20, "(frame)": 30}
+    )
+    assert [one.field for one in here.found.list] == ([] if foreign else ["row 4, (frame)", "row 4, w"])
+
+
+def test_an_app_brings_its_own_records():
+    here = made(world="a world", foreign_transport=True)
+    accuracy.check_data(here)
+    assert [(one.verdict, one.figure, one.reason) for one in here.found.list] == [
+        ("the author's word", "data", "the app brings its own records")
+    ]
+
+
+def test_what_is_said_of_trials_that_are_not_kept(monkeypatch):
+    monkeypatch.setattr(epsilon_audits, "_check_verdict", lambda *of: False)
+    audits = [
+        SimpleNamespace(
+            claim=f"claim {n}", test="t", kind="logits", claim_epsilon=0.0, ledger_epsilon=None, guesses=None, trials=n,
+            p_value=0.25,
+        )
+        for n in (0, 1200)
+    ]  # fmt: skip
+    here = made(record=SimpleNamespace(ledger=[], audits=audits, setting=SimpleNamespace(privacy={})))
+    epsilon_audits.check_epsilon_audits(here)
+    assert [one.reason.partition(";")[0] for one in here.found.list] == [
+        "it was not tried", "its 1,200 trials are not kept",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("cheap", [True, False])
+def test_what_a_gate_leaves_out_of_a_ledger(cheap, monkeypatch):
+    done = []
+    long = ["_check_trainings", "_check_noise", "_check_sizes", "check_second_accountant"]
+    for name in long:
+        monkeypatch.setattr(ledger, name, lambda case, name=name: done.append(name))
+    monkeypatch.setattr(ledger, "check_totals", lambda case, compare: done.append(compare))
+    setting = SimpleNamespace(privacy={})
+    ledger.check_ledger(
+        made(whole=False, record=SimpleNamespace(ledger=[], idle_policies=[], setting=setting)), cheap=cheap
+    )
+    assert done == ([False] if cheap else [True, *long])
+
+
+def test_of_tensors_that_a_model_lacks_and_has_too_many_the_first_is_named(monkeypatch, tmp_path):
+    """The file has b and c, the state a and b: a is missing."""
+    monkeypatch.setattr(accuracy, "_tensors", lambda path: {"b": torch.zeros(1), "c": torch.zeros(1)})
+    here = made(folder=tmp_path)
+    assert accuracy._differs(here, "m.safetensors", {"a": torch.zeros(1), "b": torch.zeros(1)})
+    (found,) = here.found.list
+    assert (found.field, found.recorded, found.recomputed) == ("a", "missing", "there")
+
+
+def test_tasks_done_again_are_counted_from_nothing():
+    assert _Outcome() == _Outcome(done=0, exact=0, largest=0.0, unreadable=0, wrong=0, reasons=[])
+
+
+@pytest.mark.parametrize(
+    ("noised", "left"), [(True, ["Local.n", "Other.w"]), (False, ["Local.w", "Local.n", "Other.w"])]
+)
+def test_what_goes_into_a_noised_sum_costs_nothing_beside_it(noised, left):
+    """Of the summed message the field without noise of its own is left out."""
+    entries = [
+        SimpleNamespace(field="Local.w", noise_multiplier=0.0),
+        SimpleNamespace(field="Local.n", noise_multiplier=2.0),
+        SimpleNamespace(field="Other.w", noise_multiplier=0.0),
+    ]
+    sums = {(3, 1): SimpleNamespace(total=SimpleNamespace(message="Local"))}
+    again = SimpleNamespace(case=SimpleNamespace(sums=sums), world=SimpleNamespace(guarantee="one" if noised else None))
+    asked = SimpleNamespace(up=SimpleNamespace(round=3, ask=1))
+    assert [e.field for e in rerun._billed(again, asked, SimpleNamespace(entries=entries))] == left

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from fedaudit import Down, Record, Size, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
-from fedaudit.wire.codec.grammar import STRING_LIMIT, _fits
+from fedaudit.wire.codec.grammar import STRING_LIMIT, _Decoder, _fits, _placed
 from fedaudit.wire.message import size_of
 
 DTYPES = [
@@ -412,3 +412,21 @@ def test_plain_values_arrive_as_they_are(value):
 )  # fmt: skip
 def test_what_fits_a_declared_type(value, hint, fits):
     assert _fits(value, hint) is fits
+
+
+@pytest.mark.parametrize(
+    "placed", [{"data_offsets": [0.0, 8]}, {"data_offsets": [0, 8.0]}, {"data_offsets": [False, 8]}, {"shape": [2.0]}]
+)
+def test_a_tensors_place_is_told_in_whole_numbers(placed):
+    whole = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
+    assert _placed(whole, 10, 30) == ("F32", (2,), 10, 18)
+    with pytest.raises(ValueError, match="it cannot hold a tensor of shape"):
+        _placed({**whole, **placed}, 10, 30)
+
+
+def test_a_compressed_state_that_lacks_a_tensor_is_refused():
+    """It names two tensors, and the message holds one."""
+    state = {"m": [0, ["a", "b"], []], "z": ["topk", {}, None]}
+    assert list(_Decoder([torch.ones(1), torch.ones(2)]).value(state)) == ["a", "b"]
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
+        _Decoder([torch.ones(1)]).value(state)

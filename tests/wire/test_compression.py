@@ -23,7 +23,7 @@ from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.suite.budgets import check_budgets, parse_budgets
-from fedaudit.wire.codec import choices, decode, encode, fields_of, measure, read_header
+from fedaudit.wire.codec import choices, decode, encode, fields_of, measure, node_of, read_header, tensors_in
 from fedaudit.wire.compression import from_parts, stage_of
 from fedaudit.wire.message import Size
 from fedaudit.wire.transcript import Transcript
@@ -543,3 +543,12 @@ def test_sizes_at_the_limits():
     whole = Size(4 * 64 * 3, 5, 100, {(64,): 2, (8, 8): 1, (3,): 4}, 204)
     size, known = int8.size(whole)
     assert (size.payload, size.buffers, size.header, known) == (3 * 68, 5, 100 + 3 * 70, True)
+
+
+def test_every_part_of_a_compressed_tensor_is_one_of_its_own():
+    """Numbers and places of each of two tensors, after those of two states: eight tensors in all."""
+    reply = Several({3: State({"a": seeded(10, 10)}), 5: State({"a": seeded(4, 25)})}, [seeded(8, 10), seeded(80)])
+    tree = read_header(encode(reply, stage_of("topk:0.1"))).tree
+    found = [tensors_in(node_of(tree, name)) for name in ("g", "e")]
+    assert [len(of) for of in found] == [4, 4]
+    assert found[0] | found[1] == set(range(8))

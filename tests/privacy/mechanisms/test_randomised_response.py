@@ -232,3 +232,12 @@ def test_the_epsilon_of_fewer_flips_by_hand():
     assert HOW.epsilon_at(ready, 0.5, 0.0) == pytest.approx(math.log(9))
     assert HOW.epsilon_at(ready, 0.0, 0.0) == math.inf
     assert HOW.epsilon_at(ready, 1.9, 0.0) == 0.0, "a label that is nearly always another tells something else"
+
+
+@pytest.mark.parametrize(("dtype", "p"), [(torch.float32, 0.22), (torch.float32, 0.48), (torch.float64, 0.06)])
+def test_the_largest_number_that_is_drawn_points_at_another_label(dtype, p):
+    """Just below 1, (u - p) / (1 - p) is rounded to 1, which is one step beyond the last of the other labels."""
+    u = torch.tensor([1 - torch.finfo(dtype).eps / 2], dtype=dtype)
+    assert float((u - p) / (1 - p)) == 1.0
+    for k in (2, 3, 10):
+        assert flip(torch.tensor([1]), u, p, k).tolist() == [0], "the last step leads to the label before"
