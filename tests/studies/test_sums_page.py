@@ -88,24 +88,33 @@ def test_what_the_page_says_of_the_runs(made):
     )
     by_server = {e: f"open sums, updates ε={e} per client, clip 1, noise by the server" for e in (32, 8, 2)}
     assert accuracies("digits", OPEN) == accuracies("digits", SECURE)
-    apart = zip(accuracies("fashion_1000", OPEN), accuracies("fashion_1000", SECURE), strict=True)
-    assert f"with 1,000 clients within {max(abs(a - b) for a, b in apart):.2f} points" in flat
-    falls = [f"from {auc(name, OPEN):.2f} to {auc(name, SECURE):.2f}" for name in ("digits", "fashion_1000")]
-    assert f"{falls[0]} on digits and {falls[1]} with 1,000 clients" in flat
-    for name in ("digits", "fashion_1000"):
+    on_fashion = ("fashion_100", "fashion_1000")
+    apart = [
+        abs(a - b) for name in on_fashion for a, b in zip(accuracies(name, OPEN), accuracies(name, SECURE), strict=True)
+    ]
+    assert f"on Fashion-MNIST within {max(apart):.2f} points" in flat
+    falls = [f"from {auc(name, OPEN):.2f} to {auc(name, SECURE):.2f}" for name in made.NAMES]
+    assert f"{falls[0]} on digits, {falls[1]} with 100 clients on Fashion-MNIST and {falls[2]} with 1,000" in flat
+    for name in made.NAMES:
         assert abs(auc(name, SECURE) - auc(name, OPEN, "outsider")) < 0.01
     seen = [auc("digits", row) for row in by_server.values()]
     assert f"stays at {min(seen):.2f} to {max(seen):.2f} on digits" in flat
-    a, b, c = (cost("digits", row) for row in by_server.values())
-    assert f"epsilon = 32, 8 and 2 cost {a:.1f}, {b:.1f} and {c:.1f} points" in flat
+    prices = [[cost(name, row) for row in by_server.values()] for name in ("digits", "fashion_100")]
+    told = ["{:.1f}, {:.1f} and {:.1f} points on ".format(*of) for of in prices]
+    assert f"epsilon = 32, 8 and 2 cost {told[0]}digits and {told[1]}Fashion-MNIST" in flat
     most = max(abs(cost("fashion_1000", row)) for row in by_server.values())
     assert f"all three are within {most:.1f} points of no noise" in flat
-    shares = [cost(name, SHARES) for name in ("digits", "fashion_1000")]
-    assert f"{shares[0]:.1f} points on digits and {shares[1]:.1f} with 1,000 clients at 8" in flat
+    a, b, c = (cost(name, SHARES) for name in made.NAMES)
+    assert f"at 8, {a:.1f} points on digits, {b:.1f} on Fashion-MNIST with 100 clients and {c:.1f} with 1,000" in flat
     spent = max(run["epsilon"] for name in made.NAMES for run in runs[name, SHARES].values())
     assert f"the ledgers have at most {spent:.1f} in place of 8" in flat
     dp_sgd = [cost(name, "open sums, DP-SGD, ε = 8") for name in ("digits", "fashion_100")]
     assert f"DP-SGD at 8 costs {dp_sgd[0]:.1f} points on digits**" in flat
     assert f"and {dp_sgd[1]:.1f} on Fashion-MNIST with 100 clients" in flat
-    ends = [accuracies("fashion_100", row)[0] for row in (OPEN, SECURE)]
-    assert f"end at {ends[0]:.1f} and {ends[1]:.1f} %" in flat
+    rates = json.loads((STUDY / "records" / "fashion_100_rate.json").read_text())
+    at_02 = {run["seed"]: 100 * run["accuracy"]["20"] for run in rates if run["eta"] == 0.2}
+    assert "ended at {:.1f}, {:.1f} and {:.1f} %".format(*(round(at_02[seed] + 1e-9, 1) for seed in range(3))) in flat
+    chosen = max((run for run in rates if run["seed"] == 3), key=lambda run: run["accuracy"]["20"])
+    assert f"and {chosen['eta']} on Fashion-MNIST with 100 clients, chosen there on seed 3" in flat
+    suite = tomllib.loads((STUDY / "fashion_100.toml").read_text())
+    assert {row["set"]["eta"] for row in suite["methods"]} == {chosen["eta"]}
