@@ -298,6 +298,18 @@ def dffke_resnet18(bench: Bench) -> None:
 
 
 @line
+def fedzge_row(bench: Bench) -> None:
+    """FedAvg as in FedZGE's Table 2: stock ResNet-18, CIFAR-10, ten epochs of Adam in batches of 256. Two rounds."""
+    ways = {"stacked_tf32": STACKED | {"precision": "tf32"}, "stacked_bf16": STACKED | {"precision": "bf16"}}
+    bench.variants(
+        ways | {"serial_tf32": SERIAL | {"precision": "tf32"}},
+        rounds=2, method="fedavg", set={"E": 1 if bench.tiny else 10, "B": 256, "eta": 0.01, "opt": "adam"},
+        dataset="cifar10", clients=3 if bench.tiny else 10, partition="dirichlet:1",
+        model="cnn_bn" if bench.tiny else "resnet18",
+    )  # fmt: skip
+
+
+@line
 def shadows(bench: Bench) -> None:
     """64 ConvNets of width 64, batch 64, as shadows of one client. Goal: 10 times over one after another."""
     from test_shadows import jobs
