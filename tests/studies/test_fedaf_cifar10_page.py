@@ -185,12 +185,27 @@ def test_the_first_screen_says_what_the_runs_have(flat: str) -> None:
     took = json.loads(SPEED.read_text())["runs"]
     whole = [sum(took[f"feddm-{seed}"]["rounds_s"]) / 60 for seed in range(3)]
     would = [20 * statistics.mean(took[f"fedaf-{seed}"]["rounds_s"]) / 60 for seed in range(3)]
+    fashion = {
+        name: [kept("fedaf_table1_fmnist", f"{name}-{seed}")["minutes"] for seed in range(3)]
+        for name in ("fedaf", "feddm", "fedavg", "fedprox", "moon", "fedbn")
+    }
+    condensing = fashion.pop("fedaf") + fashion.pop("feddm")
+    rivals = [minutes for of in fashion.values() for minutes in of]
+    words = f"{min(condensing):.0f} to {max(condensing):.0f} minutes of FedAF or FedDM and {min(rivals):.0f} to "
+    assert f"{words}{max(rivals):.0f} of a rival on Fashion-MNIST, four at a time" in top
     said = f"FedDM took {min(whole):.0f} to {max(whole):.0f}, and FedAF would take {min(would):.0f} to {max(would):.0f}"
     assert said in top
 
 
 def test_what_the_page_says_of_the_seeds(flat: str) -> None:
     fedaf, feddm = curves("fedaf"), curves("feddm")
+    done = sorted(map(len, fedaf))
+    assert f"**FedAF was cut off after {done[0]} to {done[-1]} of 20 rounds**" in flat
+    runs = [*(STUDY / "records").glob("fedaf_gate_cifar10/*"), *(STUDY / "records").glob("fedaf_table1_cifar10/*")]
+    made = {(r["commit"], r["versions"]["torch"]) for r in (json.loads(path.read_text()) for path in runs)}
+    ((commit, torch),) = made
+    told = f"All {len(runs)} runs are of commit {commit}, TF32, compiled steps, torch {torch.removesuffix('.0')}, four"
+    assert told in flat
     assert f"seed 1 is {max(fedaf[1]) - figures()['fedaf'][0]:.2f} above the published mean" in flat
     assert curve(gate("both")) == fedaf[0][:6]
     assert max(fedaf[0]) == fedaf[0][5]
@@ -198,7 +213,8 @@ def test_what_the_page_says_of_the_seeds(flat: str) -> None:
     words = f"From round 6 to round {len(fedaf[0])} it falls by {fallen[0]:.2f} points; seeds 1 and 2 end "
     assert f"{words}{fallen[1]:.2f} and {fallen[2]:.2f} below their best round" in flat
     unit, six = max(curve(gate("unit"))), max(feddm[0][:6])
-    assert f"`unit` below is {unit:.2f} within six rounds, FedDM's {six:.2f} within six and {max(feddm[0]):.2f}" in flat
+    words = f"`unit` below is {unit:.2f} within six rounds, FedDM's {six:.2f} within six and "
+    assert f"{words}{max(feddm[0]):.2f} within {len(feddm[0])}" in flat
     own, theirs = (
         run["hyper_parameters"] for run in (gate("unit"), kept("fedaf_table1_cifar10", "feddm-0"))
     )  # the one pair that differs in the unit alone
@@ -216,6 +232,7 @@ def test_what_the_page_says_of_the_gate(flat: str) -> None:
         f"{words}{curve(gate('base'))[-1]:.2f}; with the step put right FedAF is {top['unit'] - six:.2f} above" in flat
     )
     sigma = gate("unit")["hyper_parameters"]["sigma_x"]
+    assert f"image steps in standardised pixels (`sigma_x = {sigma}`)" in flat
     assert f"1 / {sigma}² = {1 / sigma**2:.1f} times as long" in flat
     assert f"clips its gradient at a norm of {feddm['hyper_parameters']['clip']:.0f}" in flat
     assert gate("unit")["hyper_parameters"]["eta_S"] == 1.0

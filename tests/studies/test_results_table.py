@@ -371,7 +371,11 @@ def test_fedafs_table_of_three_seeds_on_the_page() -> None:
     assert f"FedAF above FedDM is not shown: {mean} points {interval} in the best round" in flat
     both = zip(curves["fedaf"], curves["feddm"], strict=True)
     mean, interval = apart([late(a) - late(b) for a, b in both])
-    assert f"and {mean} {interval} in the mean of the last five" in flat
+    assert f"in the best round, and {mean} {interval} in the mean of the last five" in flat
+    ours = [f"{statistics.mean(tops[m]):.2f} ± {statistics.stdev(tops[m]):.2f}" for m in ("fedaf", "feddm")]
+    theirs = ["{:.2f} ± {:.2f}".format(*figures[m]) for m in ("fedaf", "feddm")]
+    said = f"FedAF {ours[0]} (published {theirs[0]}), FedDM {ours[1]} ({theirs[1]})."
+    assert f"Fashion-MNIST, 20 rounds: {said}" in flat
     mean, interval = apart([a - b for a, b in zip(tops["feddm"], tops["fedavg"], strict=True)], 1)
     assert f"FedDM by {mean.removeprefix('+')} points {interval} over FedAvg" in flat
     fallen = [top - curve[-1] for top, curve in zip(tops["fedaf"], curves["fedaf"], strict=True)]
