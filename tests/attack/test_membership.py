@@ -323,3 +323,14 @@ def test_limits_of_a_tpr_hold_its_value():
 def test_a_single_record_has_no_difference_with_an_interval():
     found = auc_difference([0.0, 1.0, 2.0], [1.0, 0.0, 2.0], [False, True, False])
     assert (found.value, found.low, found.high) == (pytest.approx(0.5), -1.0, 1.0)
+
+
+def test_points_of_a_roc_are_spread_over_the_logarithm():
+    """1,000 others with scores of their own: 199 numbers from 1 to 1,000, those that round alike once, and 0."""
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.normal(1, 1, 300), rng.normal(0, 1, 1000)])
+    roc = membership_scores(scores, np.arange(1300) < 300).roc
+    k = sorted({0, *(round(1000 ** (i / 198)) for i in range(199))})
+    assert roc.fpr == pytest.approx([n / 1000 for n in k])
+    outside = np.sort(scores[300:])[::-1]
+    assert roc.tpr[5] == pytest.approx((scores[:300] > outside[k[5]]).mean())

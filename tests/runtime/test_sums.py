@@ -589,3 +589,30 @@ def test_a_second_sum_under_a_guarantee_is_refused():
     for _ in range(2):
         assert free.mean(cohort, free.run.method.client_update, message, None).value.v.tolist() == [1.0, 1.0]
     assert free.records == [], "the harness only averages"
+
+
+class Counted(Up):
+    v: Tensor = private("weights", via="data", unit="client")
+    seen: Tensor = private("statistics", via="data", unit="client")
+
+
+def test_whole_numbers_do_not_move_under_a_guarantee():
+    """Buffers of 8 and 4 batches say how many records a client has: nothing of them is in the sum."""
+    replies = {k: Counted(torch.ones(2), torch.tensor([n])) for k, n in ((1, 8), (5, 4))}
+    summing, _, _ = by_hand(replies)
+    mean = summing._noised(SimpleNamespace(ids=[1, 5]), update, "update", dict.fromkeys((1, 5)), None)
+    assert mean.value.seen.tolist() == [0]
+    assert mean.value.v.tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+
+
+def test_neighbours_are_as_many_as_drop_outs_in_four_phases_ask_for(tmp_path, monkeypatch):
+    asked = []
+    real = run_sums.graph.degree
+
+    def degree(clients, threshold, dropping):
+        asked.append((clients, threshold, dropping))
+        return real(clients, threshold, dropping)
+
+    monkeypatch.setattr(run_sums.graph, "degree", degree)
+    ran(tmp_path / "a", aggregate="secure", rounds=1, clients=3, dropout=0.01, threshold=0.5, method="fedavg")
+    assert asked == [(3, 0.5, pytest.approx(1 - 0.99**4))]
