@@ -734,3 +734,14 @@ def test_the_picture_shows_a_first_image_of_every_class(monkeypatch):
 def test_pictures_lie_in_the_runs_folder():
     assert inversion._run_of(Path("a/run/pictures/server")) == Path("a/run")
     assert inversion._run_of(Path("a/run/other")) == Path("a/run/other")
+
+
+def test_the_reference_learns_for_a_hundred_steps(monkeypatch):
+    asked = []
+    monkeypatch.setattr(inversion, "fit", lambda model, loss, rows, **how: asked.append((rows, how)))
+    world = SimpleNamespace(shape=(1, 8, 8), classes=3, device=torch.device("cpu"))
+    x, y = torch.zeros(2, 1, 8, 8), torch.zeros(2).long()
+    assert not inversion._trained_reference(world, x, y).training
+    ((rows, how),) = asked
+    assert rows == (x, y)
+    assert (how["batch"], how["steps"], how["opt"].options["lr"]) == (32, 100, 1e-3)
