@@ -91,6 +91,7 @@ def test_how_the_code_here_differs(code, changed, same, words, monkeypatch):
     monkeypatch.setattr(module, "read_from", lambda folder: nullcontext())
     monkeypatch.setattr(module, "code_of_setting", lambda setting: setting)
     monkeypatch.setattr(module, "differences", lambda then, now: list(changed))
+    monkeypatch.setattr(module, "harness", lambda: "a digest")
     monkeypatch.setattr(module, "is_same", lambda then, now: same)
     here = SimpleNamespace(record=SimpleNamespace(code=code, harness="h", setting="s"), world=None, folder=None)
     assert Case.other_code.func(here) == words
