@@ -193,3 +193,24 @@ def test_each_attempt_at_a_round_is_tried(attempts, right, where, monkeypatch):
         with pytest.raises(_Apart):
             _round(case, world, "state", row, {})
         assert len(tried) == 1, "without sums there is one attempt"
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "compared"),
+    [((None, {}), None, False), ((None, {"a": 1}), None, True), (("g", {}), None, True), ((None, {}), "g", True)],
+)
+def test_a_round_without_a_model_of_the_server_has_nothing_to_compare(said, now, compared, monkeypatch):
+    calls = []
+    monkeypatch.setattr(server_rounds, "Server", lambda *of: "server")
+    monkeypatch.setattr(server_rounds, "encode", lambda state: state)
+    monkeypatch.setattr(server_rounds, "decode", lambda blob, cls, device: blob)
+    monkeypatch.setattr(server_rounds, "evaluate", lambda *of, **more: SimpleNamespace(global_=now))
+    monkeypatch.setattr(server_rounds, "Utility", SimpleNamespace(model_validate=lambda values: values))
+    monkeypatch.setattr(server_rounds, "compare_utility", lambda *of: calls.append(of) or False)
+    method = SimpleNamespace(predictor=lambda *of: None, global_points=lambda *of: {})
+    world = SimpleNamespace(method=method, hub=None, device=torch.device("cpu"), setting=SimpleNamespace(seed=1))
+    utility = SimpleNamespace(global_=said[0], global_points=said[1])
+    assert server_rounds._compare_round(None, world, "state", 4, utility) is not compared
+    assert [of[1:4] for of in calls] == (
+        [("accuracy of round 4", "rounds.3.utility", {"global": said[0], "global_points": said[1]})] if compared else []
+    )
