@@ -500,7 +500,8 @@ def test_the_record_says_whether_a_method_declares_its_traffic(declared, aggrega
     world = SimpleNamespace(plan=lambda *of, **more: "plan", absent=lambda t: {"Local.n"}, compression=None)
     run = SimpleNamespace(
         world=world, method=SimpleNamespace(traffic=lambda plan: declared),
-        record=SimpleNamespace(traffic_declared=None), setting=SimpleNamespace(aggregate=aggregate), note=lambda notes: None,
+        record=SimpleNamespace(traffic_declared=None), setting=SimpleNamespace(aggregate=aggregate),
+        note=lambda notes: None,
     )  # fmt: skip
     traffic = SimpleNamespace(asks=[], choices={}, sizes={("up", "Local.n"): Size()}, whole="whole")
     runner._check_traffic(run, 3, [0], SimpleNamespace(traffic=traffic), ["facts"])
