@@ -10,7 +10,6 @@ import contextlib
 import importlib
 import importlib.abc
 import importlib.machinery
-import importlib.metadata
 import importlib.util
 import os
 import pkgutil
@@ -91,7 +90,9 @@ def _load(group: Group) -> None:
     for name, family in _families[f"fedaudit.{group}"].items():
         if not name.startswith("_") and family != SHARED:
             importlib.import_module(f"fedaudit.{group}.{family}.{name}")
-    for entry in importlib.metadata.entry_points(group=f"fedaudit.{group}"):
+    from importlib.metadata import entry_points  # slow to import, and --help looks for nothing
+
+    for entry in entry_points(group=f"fedaudit.{group}"):
         try:
             _found[group].setdefault(entry.name, entry.load())
         except Exception as e:  # noqa: BLE001 (another package's fault; `find` reports it when the name is used)

@@ -11,8 +11,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedaudit.errors import SettingError, did_you_mean
+from fedaudit.units import MANY
 
-MANY = 1_000_000  # the most rounds, clients and the like: more is a typing error, and the run would never end
 LARGEST = 1e9  # the largest number in a privacy policy
 DEEPEST = 32  # the most levels of tables and lists within each other
 LONGEST = 4096  # the most characters in a text

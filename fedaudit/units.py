@@ -1,4 +1,4 @@
-"""Byte counts as text, such as "12 MiB", and back.
+"""Byte counts as text, such as "12 MiB", and back; and the most that may be counted of anything.
 
 MB is a power of ten and MiB a power of two. Several papers print GiB as "GB"; this project does not.
 """
@@ -9,6 +9,7 @@ import re
 
 from fedaudit.errors import SettingError
 
+MANY = 1_000_000  # the most rounds, clients and the like: more is a typing error, and the run would never end
 UNITS = {
     **{unit: 1000**i for i, unit in enumerate(("B", "kB", "MB", "GB", "TB"))},
     **{unit: 1024**i for i, unit in enumerate(("B", "KiB", "MiB", "GiB", "TiB"))},

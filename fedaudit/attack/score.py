@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -113,6 +115,13 @@ def halves(member: Tensor) -> Tensor:
 
 TREES, LEARNED_ON = 100, 2000  # trees of a forest, and the most candidates that it learns from
 _known: dict[str, Tensor] = {}  # a cache of forests' scores by candidates: baselines run with every attack
+_shared: Path | None = None  # the same for several processes, as files
+
+
+def share_forests(folder: Path | None) -> None:
+    """Keep forests' scores in this folder, too, and take from it what other processes grew. None: in memory alone."""
+    global _shared
+    _shared = folder
 
 
 def classified(values: Tensor, member: Tensor) -> Tensor:
@@ -123,20 +132,48 @@ def classified(values: Tensor, member: Tensor) -> Tensor:
     """
     key = digest_of([values.detach().cpu().contiguous(), member.cpu()])
     if key not in _known:
-        from sklearn.ensemble import ExtraTreesClassifier
-
-        judged, x = halves(member), values.detach().flatten(1).double().cpu().numpy()
-        at = (~judged).nonzero()[:, 0]
-        at = at[torch.randperm(len(at), generator=generator("scorer", "forest"))[:LEARNED_ON]]
-        scores = torch.full((len(member),), 0.5, dtype=torch.float64)
-        if len(member[at].unique()) == 2:
-            forest = ExtraTreesClassifier(TREES, min_samples_leaf=2, random_state=0, n_jobs=1)
-            forest.fit(x[at.numpy()], member[at].numpy())
-            scores[judged] = torch.from_numpy(forest.predict_proba(x[judged.numpy()])[:, 1])
+        scores = _grown_elsewhere(key, len(member))
+        if scores is None:
+            scores = _grown(values, member)
+            _give_to_others(key, scores)
         if len(_known) > 1000:
             _known.clear()
         _known[key] = scores
     return _known[key]
+
+
+def _grown(values: Tensor, member: Tensor) -> Tensor:
+    """Grow a forest on the half that is not judged, and return the scores of all candidates."""
+    from sklearn.ensemble import ExtraTreesClassifier
+
+    judged, x = halves(member), values.detach().flatten(1).double().cpu().numpy()
+    at = (~judged).nonzero()[:, 0]
+    at = at[torch.randperm(len(at), generator=generator("scorer", "forest"))[:LEARNED_ON]]
+    scores = torch.full((len(member),), 0.5, dtype=torch.float64)
+    if len(member[at].unique()) == 2:
+        forest = ExtraTreesClassifier(TREES, min_samples_leaf=2, random_state=0, n_jobs=1)
+        forest.fit(x[at.numpy()], member[at].numpy())
+        scores[judged] = torch.from_numpy(forest.predict_proba(x[judged.numpy()])[:, 1])
+    return scores
+
+
+def _grown_elsewhere(key: str, count: int) -> Tensor | None:
+    """Return the scores that another process left in the shared folder; None if there are none that fit."""
+    if _shared is None:
+        return None
+    try:
+        found = np.load(_shared / f"{key}.npy", allow_pickle=False)
+    except (OSError, ValueError, EOFError):  # nobody grew it yet, or the file is damaged: it is grown again
+        return None
+    return torch.from_numpy(found) if found.dtype == np.float64 and found.shape == (count,) else None
+
+
+def _give_to_others(key: str, scores: Tensor) -> None:
+    if _shared is not None:
+        with contextlib.suppress(OSError):  # a full disk, or the folder is gone: the others grow it themselves
+            with tempfile.NamedTemporaryFile(dir=_shared, delete=False) as file:
+                np.save(file, scores.numpy(), allow_pickle=False)
+            Path(file.name).replace(_shared / f"{key}.npy")  # readers see all of it or nothing
 
 
 def learned(groups: Tensor, member: Tensor) -> Tensor:

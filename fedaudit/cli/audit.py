@@ -15,8 +15,6 @@ from fedaudit.cli.options import Json, RunArgument, SeedsTogether, Trust
 from fedaudit.cli.output import chosen_clients, print_forecast, print_table, progress_bar, wrapped
 from fedaudit.cli.show import show_audit
 from fedaudit.errors import SettingError, unknown
-from fedaudit.setting import parse_pairs
-from fedaudit.stored_model import plain
 
 if TYPE_CHECKING:
     from fedaudit.suite.beside import Beside
@@ -48,6 +46,8 @@ def attack(
     from fedaudit.attack.attack_run import attack_run, rescore
     from fedaudit.cli.attack_lines import print_attacks
     from fedaudit.registry import names
+    from fedaudit.setting import parse_pairs
+    from fedaudit.stored_model import plain
 
     registry.trust(trust)
     clients = chosen_clients(client)
@@ -203,7 +203,7 @@ def _beside(
     beside: str | None, method: str | None, pairs: list[str], suite: Path | None, *, quick: bool, fresh: bool
 ) -> Beside:
     """Return what `--method` and `--beside` ask for."""
-    from fedaudit.setting import nested
+    from fedaudit.setting import nested, parse_pairs
     from fedaudit.suite.beside import beside as beside_suite
 
     if beside is None or method is None:

@@ -9,7 +9,6 @@ import typer
 
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_table
-from fedaudit.setting import parse_pairs
 
 
 def check_method(
@@ -38,6 +37,7 @@ def check_method(
     from fedaudit import registry
     from fedaudit.privacy.policy import parse_policy
     from fedaudit.runtime.declarations import contract, tested
+    from fedaudit.setting import parse_pairs
 
     given = {"model": model, "clients": clients, "rounds": rounds, "privacy": dict(map(parse_policy, privacy))}
     verdicts: list[contract.MethodVerdict] = []

@@ -16,7 +16,6 @@ from fedaudit.cli.options import Json, RunArgument, Trust
 from fedaudit.cli.output import chosen_clients, print_table, progress_bar
 from fedaudit.errors import DataError, SettingError
 from fedaudit.significance import holm, level_of, said
-from fedaudit.stored_model import plain
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
@@ -345,6 +344,8 @@ def _print_bounds(
 
 def print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
     if as_json:
+        from fedaudit.stored_model import plain
+
         print(json.dumps(plain(audits), indent=1))
         return
     names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}

@@ -12,7 +12,7 @@ from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_summary, print_table, progress_bar
 from fedaudit.errors import SettingError
-from fedaudit.setting import MANY, parse_pairs
+from fedaudit.units import MANY
 
 flower_app = typer.Typer(cls=Helped, help="Audit a Flower app without changing it.", no_args_is_help=True)
 
@@ -55,6 +55,7 @@ def run(
 
     from fedaudit.flower import read_app, run_app
     from fedaudit.privacy.policy import parse_policy
+    from fedaudit.setting import parse_pairs
 
     if not verbose:
         logging.getLogger("flwr").setLevel(logging.ERROR)

@@ -1,10 +1,17 @@
-"""The command line. Heavy imports wait until a command needs them, so that --help is instant."""
+"""The command line. Imports wait until a command needs them, so that --help is instant.
+
+A process needs the options of the one command that it was called with. All others are there with their names and first
+words alone: to read all options took nearly half of the time of --help.
+"""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
+import os
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,19 +19,9 @@ import typer
 
 from fedaudit import __version__
 from fedaudit.cli import completion
-from fedaudit.cli.audit import attack, audit
-from fedaudit.cli.check_method import check_method
-from fedaudit.cli.epsilon import epsilon_app
-from fedaudit.cli.flower import flower_app
 from fedaudit.cli.help_group import Helped
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_lines
-from fedaudit.cli.privacy import privacy_app
-from fedaudit.cli.reproduce import reproduce
-from fedaudit.cli.run import run
-from fedaudit.cli.show import compare, export, report, show, transcript
-from fedaudit.cli.traffic import check, comm
-from fedaudit.cli.verify import seal, verify
 from fedaudit.errors import FedauditError, SettingError, unknown
 
 
@@ -40,20 +37,6 @@ class _Commands(Helped):
             raise _Stopped from None
 
 
-app = typer.Typer(
-    cls=_Commands,
-    help="Privacy and evaluation audits for federated learning.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-)
-
-
-@functools.cache
-def _command() -> Any:
-    """Return all commands. Their options are read from the functions' signatures, once per process."""
-    return typer.main.get_command(app)
-
-
 def main() -> None:
     """Run the command line. An expected error prints one paragraph and exits with 2, never with a traceback."""
     for stream in (sys.stdout, sys.stderr):
@@ -64,7 +47,8 @@ def main() -> None:
             raise SettingError(
                 "The command line has a NUL character, which no name and no number may contain. Remove it."
             )
-        _command()()
+        completes = any(name.endswith("_COMPLETE") for name in os.environ)  # a shell asks for words: by click's rules
+        _command(None if completes else frozenset(sys.argv[1:]))()
     except FedauditError as e:
         print(f"error: {e}", file=sys.stderr)
         sys.exit(2)
@@ -79,7 +63,6 @@ def main() -> None:
         sys.exit(2)
 
 
-@app.callback(invoke_without_command=True)
 def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
     if version:
         print(f"fedaudit {__version__}")
@@ -95,7 +78,6 @@ def _lists(incomplete: str) -> list[str]:
     return [name for name in LISTS if name.startswith(incomplete)]
 
 
-@app.command("list")
 def list_(
     what: Annotated[str, typer.Argument(help=" | ".join(LISTS), autocompletion=_lists)],
     name: Annotated[
@@ -135,7 +117,6 @@ def list_(
         print(f"{len(rows)} {what}; for one in full: fedaudit list {what} NAME")
 
 
-@app.command()
 def init(
     what: Annotated[str, typer.Argument(help="method | attack | suite | tests | ci")],
     path: Annotated[
@@ -149,7 +130,6 @@ def init(
         print(file)
 
 
-@app.command()
 def doctor(
     data_dir: Annotated[str, typer.Option(help="Where data sets lie.")] = ".data",
     gpu: Annotated[bool, typer.Option("--gpu", help="Measure the GPU's own rates, too: a few seconds.")] = False,
@@ -167,16 +147,77 @@ def doctor(
         raise typer.Exit(1)
 
 
-# --- all others, in the order in which --help lists them -------------------------------------------------------
+# --- all commands -------------------------------------------------------------------------------------------------
 
-for command in (run, show, transcript, attack, audit, report, compare, verify, seal, comm, check):
-    app.command()(command)
-app.command("check-method")(check_method)
-app.command()(reproduce)
-app.command()(export)
-app.add_typer(privacy_app, name="privacy")
-app.add_typer(epsilon_app, name="epsilon")
-app.add_typer(flower_app, name="flower")
+# In the order in which --help lists them: modules of this package, and the functions or groups in them.
+COMMANDS = {
+    "list": ("main", "list_"),
+    "init": ("main", "init"),
+    "doctor": ("main", "doctor"),
+    "run": ("run", "run"),
+    "show": ("show", "show"),
+    "transcript": ("show", "transcript"),
+    "attack": ("audit", "attack"),
+    "audit": ("audit", "audit"),
+    "report": ("show", "report"),
+    "compare": ("show", "compare"),
+    "verify": ("verify", "verify"),
+    "seal": ("verify", "seal"),
+    "comm": ("traffic", "comm"),
+    "check": ("traffic", "check"),
+    "check-method": ("check_method", "check_method"),
+    "reproduce": ("reproduce", "reproduce"),
+    "export": ("show", "export"),
+    "privacy": ("privacy", "privacy_app"),
+    "epsilon": ("epsilon", "epsilon_app"),
+    "flower": ("flower", "flower_app"),
+}
+
+
+def _app(whole: Collection[str] | None = None) -> typer.Typer:
+    """Return the program. Only the commands in `whole` have their options; None: all of them."""
+    made = typer.Typer(
+        cls=_Commands,
+        help="Privacy and evaluation audits for federated learning.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+    )
+    made.callback(invoke_without_command=True)(top)
+    for name, (module, attribute) in COMMANDS.items():
+        found = getattr(importlib.import_module(f"fedaudit.cli.{module}"), attribute)
+        if whole is None or name in whole:
+            if module == "run":  # its options are made of the fields of a setting, which takes a while
+                importlib.import_module("fedaudit.cli.run").give_options()
+        elif isinstance(found, typer.Typer):
+            found = typer.Typer(help=found.info.help)
+        else:
+            found = _without_options(found)
+        if isinstance(found, typer.Typer):
+            made.add_typer(found, name=name)
+        else:
+            made.command(name)(found)
+    return made
+
+
+def _without_options(function: Callable[..., None]) -> Callable[[], None]:
+    def nothing() -> None:
+        pass
+
+    nothing.__doc__ = function.__doc__
+    return nothing
+
+
+@functools.cache
+def _command(whole: Collection[str] | None = None) -> Any:
+    """Return the commands. Options are read from the functions' signatures, once per process."""
+    return typer.main.get_command(_app(whole))
+
+
+def __getattr__(name: str) -> Any:
+    if name == "app":  # the whole program, for whoever calls it from Python
+        globals()["app"] = _app()
+        return globals()["app"]
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 if __name__ == "__main__":

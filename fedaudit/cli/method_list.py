@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib.metadata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,7 +39,9 @@ def listed(group: Group) -> list[Listed]:
 
 def of_other_packages(group: Group) -> list[str]:
     """Return the names that other packages register as entry points. They are not imported."""
-    return sorted(entry.name for entry in importlib.metadata.entry_points(group=f"fedaudit.{group}"))
+    from importlib.metadata import entry_points  # slow to import, and most commands list nothing
+
+    return sorted(entry.name for entry in entry_points(group=f"fedaudit.{group}"))
 
 
 def on_hosts(group: Group) -> dict[str, list[str]]:

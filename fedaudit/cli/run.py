@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 
 import typer
 
@@ -17,7 +18,9 @@ from fedaudit.cli.options import Json, Trust
 from fedaudit.cli.output import print_summary, progress_bar
 from fedaudit.errors import FedauditError, SettingError
 from fedaudit.runtime import nursery
-from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_values
+
+if TYPE_CHECKING:  # pydantic, with which settings are made, is slow to import, and --help lists this command without
+    from fedaudit.setting import Setting
 
 _SHORT = {"set", "privacy"}  # given by repeated options of their own
 COMPLETED: dict[str, Any] = {
@@ -48,6 +51,8 @@ def run(
     Options can also come from a file, TOML or a run's setting.json, or from a run (--from). The command line wins over
     the file, and the file over the defaults.
     """
+    from fedaudit.setting import Setting, nested, parse_pairs, parse_value, read_values
+
     values: dict[str, Any] = {}
     if from_ is not None:
         if file is not None or resume:
@@ -129,6 +134,8 @@ def run(
 
 def _seeds(text: str, setting: Setting, given: dict[str, Any], noise_key: Path | None) -> list[int]:
     """Return the seeds of `--seeds-together 0,1,2`."""
+    from fedaudit.setting import Setting
+
     if "seed" in given or noise_key is not None:
         other = "--seed" if "seed" in given else "--noise-key"
         raise SettingError(f"{other} is for one run, and --seeds-together {text} names several. Leave one of them out.")
@@ -141,6 +148,7 @@ def _seeds(text: str, setting: Setting, given: dict[str, Any], noise_key: Path |
 def _setting_of(folder: Path) -> dict[str, Any]:
     """Return the setting of a run: that of its record, which is the one of its last round, or that of setting.json."""
     from fedaudit.runtime.run_record import read_record
+    from fedaudit.setting import read_values
 
     if not folder.is_dir():
         raise SettingError(f"--from {folder}: there is no such folder. Name the folder of a run.")
@@ -165,6 +173,7 @@ def _first_run(values: dict[str, Any]) -> dict[str, Any]:
 
     The settings added are printed, and the record holds them as if they had been typed."""
     from fedaudit import registry
+    from fedaudit.setting import Setting
 
     name = values.get("method", Setting.model_fields["method"].default)
     if values.get("dataset", "digits") != "digits" or ":" in name:
@@ -195,6 +204,7 @@ def _over(table: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
 
 def _run_signature() -> inspect.Signature:
     """Return the command's signature: one option per field of `Setting`, with the description that stands there."""
+    from fedaudit.setting import Setting
 
     def keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
         return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, annotation=annotation, default=default)
@@ -272,5 +282,9 @@ def _sentence(words: str) -> str:
     return f"{words[:1].upper()}{words[1:]}." if words else ""
 
 
-run.__signature__ = _run_signature()  # type: ignore[attr-defined]
-run.__annotations__ = {p.name: p.annotation for p in run.__signature__.parameters.values()}  # type: ignore[attr-defined]
+@functools.cache
+def give_options() -> None:
+    """Give the command its options. Until then it has none that typer could read."""
+    signature = _run_signature()
+    run.__signature__ = signature  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}

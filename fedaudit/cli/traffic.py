@@ -12,7 +12,7 @@ from fedaudit.cli import completion
 from fedaudit.cli.options import Json
 from fedaudit.cli.output import print_table
 from fedaudit.errors import FedauditError, SettingError, unknown
-from fedaudit.setting import MANY, Setting, nested, parse_pairs
+from fedaudit.units import MANY
 
 
 def comm(
@@ -51,6 +51,7 @@ def comm(
 ) -> None:
     """Compute the traffic of a full-size experiment to the byte, without training and without data."""
     from fedaudit.runtime.planned_traffic import plan_traffic
+    from fedaudit.setting import Setting, nested, parse_pairs
 
     setting = Setting.make(
         method=method, dataset=dataset, model=model, server_model=server_model, clients=clients, rounds=rounds,

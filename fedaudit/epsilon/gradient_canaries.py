@@ -144,29 +144,37 @@ def _probe(fit: PrivateFit, scores: Scores) -> None:
     more = len(inside)
     rows = [torch.cat([row, row[torch.zeros(more, dtype=torch.long, device=row.device)]]) for row in fit.rows]
     mark = torch.cat([torch.full((n,), REAL), inside]).to(fit.device)
-    blank = torch.cat([torch.full((n,), REAL), torch.full((more,), OUT)]).to(fit.device)  # drawn as they were
+    blank = torch.arange(n + more, device=fit.device) < n  # drawn as they were
+    without = functools.partial(_without_canaries, loss=fit.loss)
     loss = functools.partial(_with_canaries, loss=fit.loss, name=name, steep=STEEP * fit.C)
     # The sample rate stays that of the real training, and so does the number of steps.
     batch = max(1, round(fit.batch * (n + more) / n))
     made = replace(fit, loss=loss, batch=batch, epochs=None, steps=fit.count, people=None)
     noisy = replace(made, rows=(mark, *rows)).after(fit.sigma / fit.C)
-    clean = replace(made, rows=(blank, *rows)).after(QUIET)
+    clean = replace(made, loss=without, rows=(blank, *rows)).after(QUIET)
     gone = (clean[name] - noisy[name]).reshape(-1)[at.to(fit.device)] / STEP * replace(made, rows=(mark,)).expected
     scores.total += gone.cpu() / fit.sigma
     scores.steps += fit.count
     scores.rate = batch / (n + more)
 
 
-REAL, OUT = -1, -2  # instead of a canary's parameter: a record of the client, a row that counts nothing
+REAL = -1  # instead of a canary's parameter: a record of the client
 
 
 def _with_canaries(
     f: Any, mark: Tensor, *rows: Tensor, loss: Callable[..., Tensor], name: str, steep: float, **given: Any
 ) -> Tensor:
-    """The method's loss for its records; K w_j for a canary at j; 0 for a row that counts nothing."""
+    """The method's loss for its records; K w_j for a canary at j."""
     own = loss(f, *rows, **given)
     w = f.params[name].reshape(-1)[mark.clamp(min=0)]
-    return torch.where(mark == REAL, own, torch.where(mark == OUT, torch.zeros_like(own), steep * w))
+    return torch.where(mark == REAL, own, steep * w)
+
+
+def _without_canaries(f: Any, real: Tensor, *rows: Tensor, loss: Callable[..., Tensor], **given: Any) -> Tensor:
+    """The method's loss for its records, and 0 for a row that counts nothing. It does not look at any parameter
+    itself: the gradient of picking one, which is 0 here, would take more time than all others."""
+    own = loss(f, *rows, **given)
+    return torch.where(real, own, torch.zeros_like(own))
 
 
 def _audit(run: RunFolder, found: dict[int, Scores], confidence: float) -> list[EpsilonAudit]:

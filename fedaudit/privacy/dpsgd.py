@@ -31,6 +31,7 @@ from fedaudit.privacy.persons import drawn_persons, parts_of, summed_by_person
 from fedaudit.privacy.policy import Policy
 from fedaudit.training.augment import Augmentation, augmented, treats_rows_alone
 from fedaudit.training.fit import Fitted, Loss, Opt, check_bare, check_pure, check_rows, traces
+from fedaudit.training.plain_optimisers import Optimiser
 
 CHUNK = 64  # the least number of rows whose gradients are in memory at a time
 ROOM = 32 << 20  # bytes of gradients up to which it may be more rows: one call for a whole sample of a small model
@@ -145,9 +146,7 @@ def _gradient(p: nn.Parameter) -> Tensor:
     return p.grad
 
 
-def take_step(
-    stepping: torch.optim.Optimizer, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]
-) -> None:
+def take_step(stepping: Optimiser, parameters: Mapping[str, nn.Parameter], gradient: Mapping[str, Tensor]) -> None:
     """Let the method's optimiser take one step with a noised gradient."""
     for name, p in parameters.items():
         p.grad = gradient[name]

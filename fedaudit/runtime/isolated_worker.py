@@ -385,6 +385,17 @@ def main() -> None:
     except FedauditError:
         control.sendall(b"e")  # the run then imports the method itself, and reports what is wrong
         return
+    _serve_all(control, fork)
+
+
+def nurse(control: socket.socket) -> None:
+    """Be the nursery in a fork of a process that has imported all that parties need and can be forked."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    control.sendall(b"f")
+    _serve_all(control, fork=True)
+
+
+def _serve_all(control: socket.socket, fork: bool) -> None:
     if fork:
         # Nobody waits for the forks: the end of their connection shows that they are done.
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)

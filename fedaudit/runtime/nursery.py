@@ -1,19 +1,24 @@
 """Starts the process from which parties in processes of their own are forked: isolated ones, and hosts of twins.
 
 Such a process imports torch and the methods, which takes seconds, and never sees a record. It starts in the background.
-This file imports neither, so that the command line can start it before it imports them itself.
+This file imports neither, so that the command line can start it before it imports them itself. A process that has
+imported them, and holds no record either, can fork it from itself, which takes no time.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import math
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from fedaudit.errors import RunError
@@ -23,6 +28,8 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICE
 COMPUTING = ("OMP_", "MKL_", "OPENBLAS_", "ATEN_", "DNNL_")
 CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}  # without it some sums on a GPU are not deterministic
 
+Nurse = Callable[[socket.socket], None]  # forks for each connection that comes over this socket, until it closes
+
 
 class Nursery:
     """The process that forks for each party, as the run sees it. It starts in the background."""
@@ -30,19 +37,15 @@ class Nursery:
     def __init__(self, method: str, scratch: Path, preload: Sequence[str] = ()):
         """Start the process. It imports `method` once for all parties; if that is empty, each fork imports its own."""
         here, there = socket.socketpair()
-        path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
-        kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
-        home = str(scratch)
-        of_home = {"PYTHONPATH": path, "HOME": home, "TMPDIR": home, "PYTHONDONTWRITEBYTECODE": "1"}
         with there:
-            self._process = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] | _Fork = subprocess.Popen(
                 [sys.executable, "-m", "fedaudit.runtime.isolated_worker", str(there.fileno()), method, *preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
-                cwd=home,
-                env={**CUBLAS, **kept, **of_home},
+                cwd=scratch,
+                env=_environment(scratch),
             )
         self._control, self._method, self._word, self._served = here, method, b"", 0
 
@@ -83,21 +86,98 @@ class Nursery:
             self._process.wait()
 
 
+class ForkedNursery(Nursery):
+    """The same, forked from this process. This one must hold no record, have one thread, and have imported all."""
+
+    def __init__(self, nurse: Nurse, scratch: Path):
+        """Fork. The new process calls `nurse`, and ends when that returns."""
+        here, there = socket.socketpair()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                here.close()
+                _leave_all_but(there, scratch)
+                nurse(there)
+                code = 0
+            finally:
+                os._exit(code)
+        there.close()
+        self._process = _Fork(pid)
+        self._control, self._method, self._word, self._served = here, "", b"", 0
+
+
+class _Fork:
+    """A fork of this process, with what `Nursery` needs of a `Popen`."""
+
+    def __init__(self, pid: int):
+        self._pid = pid
+        self.returncode: int | None = None
+
+    def kill(self) -> None:
+        if self.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def wait(self, timeout: float = math.inf) -> None:
+        until = time.monotonic() + timeout
+        while self.returncode is None:
+            try:
+                ended, status = os.waitpid(self._pid, os.WNOHANG)
+            except ChildProcessError:  # it is the child of another process, which asks for its end
+                return
+            if ended:
+                self.returncode = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > until:
+                raise subprocess.TimeoutExpired("the process for twins", timeout)
+            else:
+                time.sleep(0.005)
+
+
+def _environment(home: Path) -> dict[str, str]:
+    """Return the variables that a party's process has at first. `home` is its folder."""
+    path = os.pathsep.join(dict.fromkeys(str(Path(p).resolve()) for p in [*sys.path, os.getcwd()]))
+    kept = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(COMPUTING)}
+    of_home = {"PYTHONPATH": path, "HOME": str(home), "TMPDIR": str(home), "PYTHONDONTWRITEBYTECODE": "1"}
+    return {**CUBLAS, **kept, **of_home}
+
+
+def _leave_all_but(control: socket.socket, home: Path) -> None:
+    """Let a fork give up what its parent has: the environment, the folder, and all files and pipes but `control`.
+
+    A lock or a pipe that it kept open would stay so when its parent has ended.
+    """
+    variables = _environment(home)
+    os.environ.clear()
+    os.environ.update(variables)
+    os.chdir(home)
+    sys.dont_write_bytecode, tempfile.tempdir = True, None
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(nothing, standard)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, os.sysconf("SC_OPEN_MAX"))
+
+
 _nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: two that run at a time must not share
 
 
-def nursery_of_twins(preload: Sequence[str] = ()) -> Nursery:
+def nursery_of_twins(nurse: Nurse | None = None) -> Nursery:
     """Return the process from which hosts of twins are forked: one for all runs of this process.
 
-    If it has to be started, it imports the modules `preload` once for all hosts.
+    If it has to be started and `nurse` is given, it is forked from this process, and calls that.
     """
     mine = _nurseries.get(os.getpid())
     if mine is not None and not mine[0].spent:
         return mine[0]
     end()
     scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
-    _nurseries[os.getpid()] = Nursery("", Path(scratch), ["fedaudit.runtime.folder", *preload]), scratch
-    return _nurseries[os.getpid()][0]
+    if nurse is None:
+        made = Nursery("", Path(scratch), ["fedaudit.runtime.folder"])
+    else:
+        made = ForkedNursery(nurse, Path(scratch))
+    _nurseries[os.getpid()] = made, scratch
+    return made
 
 
 def take_over() -> None:

@@ -42,8 +42,9 @@ from fedaudit.runtime.sums import summing_of
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
-from fedaudit.setting import MANY, Setting
+from fedaudit.setting import Setting
 from fedaudit.training.cuda_graphs import listening, unrecorded
+from fedaudit.units import MANY
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
 from fedaudit.wire.message import Down, Record, Size

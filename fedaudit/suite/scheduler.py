@@ -263,6 +263,8 @@ def _here(todo: list[Cell], progress: _Progress) -> None:
 class _Worker:
     """The audit's side of a process that carries out cells."""
 
+    shared: str | None = None  # a folder in which processes leave for each other what all cells would compute alike
+
     def __init__(self, lock: int, preload: list[str]):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.cells: list[Cell] = []
@@ -299,7 +301,7 @@ class _Worker:
             }
             for cell in cells
         ]
-        data = json.dumps({"cells": requests}).encode() + b"\n"
+        data = json.dumps({"cells": requests, "shared": self.shared}).encode() + b"\n"
         with contextlib.suppress(BrokenPipeError):  # it is gone already, which the end of its replies will show
             while data:
                 data = data[os.write(self.requests, data) :]
@@ -389,9 +391,11 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
     workers: list[_Worker] = []
+    shared = tempfile.TemporaryDirectory(prefix="fedaudit-audit-", ignore_cleanup_errors=True)
 
     def start() -> None:
         worker = _Worker(lock, preload)
+        worker.shared = shared.name
         workers.append(worker)
         selector.register(worker.replies, selectors.EVENT_READ, worker)
         give(worker)
@@ -433,6 +437,7 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
         for worker in list(workers):
             end(worker)
         selector.close()
+        shared.cleanup()
 
 
 def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:

@@ -3,8 +3,8 @@
 A line may also name several cells that differ in the seed alone. Their runs then go on side by side.
 
 It imports everything once and forks for each cell. So a cell starts at once, its peak memory is its own, and whatever
-kills it (memory, a crash in a user's extension) kills nothing else. The process from which twins are forked is started
-once for all cells, too. When the audit ends, its end of the pipe closes,
+kills it (memory, a crash in a user's extension) kills nothing else. The process from which twins are forked is itself a
+fork of this one, once for all cells: no cell's records were ever here. When the audit ends, its end of the pipe closes,
 and the cell stops at that instant. The next audit goes on from the last whole round.
 """
 
@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ def main(preload: list[str]) -> None:
     os.dup2(2, 1)  # what a method prints goes to the log, not among the replies
     with _ending_with(0):  # if the audit is killed meanwhile, the next one need not wait for these imports
         fork = prepare(preload)
-    serve(0, replies, fork, preload)
+    serve(0, replies, fork)
     os._exit(0)  # unloading all modules would take seconds, and the next audit would have to wait
 
 
@@ -52,6 +52,7 @@ def prepare(preload: list[str]) -> bool:
     A user's method may compute while it is imported. torch then has threads, and a fork would wait for them for ever.
     """
     importlib.import_module("fedaudit.suite.cell")
+    importlib.import_module("fedaudit.runtime.isolated_worker")
     before = _threads()
     for name in (*USUAL, *preload):
         if importlib.util.find_spec(name) is not None:
@@ -84,17 +85,14 @@ def _threads() -> int:
     return len([name for name in names if name not in BEAR_A_FORK])
 
 
-def serve(requests: int, replies: int, fork: bool = True, preload: Sequence[str] = ()) -> None:
-    """Answer requests until the other side closes the pipe. Without `fork`, answer one request.
-
-    The process from which twins are forked imports `preload`, too.
-    """
+def serve(requests: int, replies: int, fork: bool = True) -> None:
+    """Answer requests until the other side closes the pipe. Without `fork`, answer one request."""
     with open(requests, "rb", buffering=0, closefd=False) as pipe:
         while line := pipe.readline():
             if not fork:
                 _work(json.loads(line), requests, replies)
                 return
-            _start_nursery(json.loads(line), preload, requests)
+            _start_nursery(json.loads(line))
             pid = os.fork()
             if pid == 0:
                 code = 1
@@ -113,17 +111,21 @@ def serve(requests: int, replies: int, fork: bool = True, preload: Sequence[str]
     nursery.end()
 
 
-def _start_nursery(request: dict[str, Any], preload: Sequence[str], requests: int) -> None:
-    """Start the process from which twins are forked, if a cell has any. It serves all later cells, too."""
+def _start_nursery(request: dict[str, Any]) -> None:
+    """Fork the process from which twins are forked, if a cell has any. It serves all later cells, too."""
     settings = [cell["setting"] for cell in request["cells"]]
     if any(nursery.is_needed(setting["privacy"], setting["twins"]) for setting in settings):
-        with _ending_with(requests), contextlib.suppress(RunError):  # without it, a cell starts one of its own
-            nursery.nursery_of_twins(preload).wait()  # only this process can hear that it is ready
+        from fedaudit.runtime.isolated_worker import nurse
+
+        with contextlib.suppress(RunError, OSError):  # without it, a cell starts one of its own
+            nursery.nursery_of_twins(nurse).wait()  # only this process can hear that it is ready
 
 
 def _work(request: dict[str, Any], requests: int, replies: int) -> None:
+    from fedaudit.attack.score import share_forests
     from fedaudit.suite.cell import carry_out, carry_out_together
 
+    share_forests(Path(request["shared"]) if request.get("shared") else None)
     threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
     cells = [_cell(of_cell) for of_cell in request["cells"]]
     last: dict[int, tuple[float, str]] = {}

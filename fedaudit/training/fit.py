@@ -27,6 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fedaudit.errors import ContractError
 from fedaudit.training.augment import Augmentation, augmented
 from fedaudit.training.cuda_graphs import Recording, precision, record_giving_back, recordable
+from fedaudit.training.plain_optimisers import Optimiser, plain_optimiser
 
 Loss = Callable[..., Tensor]
 Until = Callable[..., bool]
@@ -51,18 +52,19 @@ class Opt:
         """
         return 1.0 if self.schedule == "constant" else (1 + math.cos(math.pi * done / max(planned, 1))) / 2
 
-    def set_rate(self, optimiser: torch.optim.Optimizer, done: int, planned: int) -> None:
+    def set_rate(self, optimiser: Optimiser, done: int, planned: int) -> None:
         """Give the optimiser the learning rate of this point. A constant rate is left as it was made."""
         if self.schedule != "constant":
             for group, made in zip(optimiser.param_groups, self.rates(optimiser), strict=True):
                 group["lr"] = made * self.factor(done, planned)
 
-    def rates(self, optimiser: torch.optim.Optimizer) -> list[float]:
+    def rates(self, optimiser: Optimiser) -> list[float]:
         """Return the learning rate of each group of parameters before any schedule."""
         return [float(group.setdefault("initial_lr", group["lr"])) for group in optimiser.param_groups]
 
-    def build(self, parameters: Sequence[Tensor], moments: Mapping[str, Tensor] | None = None) -> torch.optim.Optimizer:
-        optimiser = self.make(parameters, **self.options)
+    def build(self, parameters: Sequence[Tensor], moments: Mapping[str, Tensor] | None = None) -> Optimiser:
+        plain = plain_optimiser(self.make, parameters, self.options)
+        optimiser: Optimiser = self.make(parameters, **self.options) if plain is None else plain
         for key, value in (moments or {}).items():
             at, _, name = key.partition(".")
             # Adam looks at its step counter on the CPU; a record may have brought it to another device.
@@ -70,7 +72,7 @@ class Opt:
         return optimiser
 
 
-def moments_of(optimiser: torch.optim.Optimizer) -> dict[str, Tensor]:
+def moments_of(optimiser: Optimiser) -> dict[str, Tensor]:
     """Return what an optimiser remembers of its parameters, in the form that a record keeps and `Opt.build` takes."""
     return {
         f"{at}.{name}": value.detach().clone()

@@ -39,6 +39,58 @@ def test_groups_are_learned_on_the_other_half():
     assert share[~member & judged].unique().tolist() == [pytest.approx(1 / 6)]  # (0 + 1) / (4 + 2)
 
 
+@pytest.fixture
+def grown(monkeypatch, tmp_path):
+    """How often a forest was grown, in a folder that processes share. Call it to be another process."""
+    count, grow = [], scorer._grown
+    monkeypatch.setattr(scorer, "_grown", lambda *what: count.append(1) or grow(*what))
+    monkeypatch.setattr(scorer, "_shared", None)
+    monkeypatch.setattr(scorer, "_known", {})
+    scorer.share_forests(tmp_path)
+
+    def so_often():
+        scorer._known.clear()
+        return len(count)
+
+    return so_often
+
+
+def looks(seed=0, n=24):
+    rng = torch.Generator().manual_seed(seed)
+    return torch.randn(n, 3, generator=rng), torch.arange(n) % 2 == 0
+
+
+def test_a_forest_is_grown_once_for_all_processes_of_an_audit(grown, tmp_path):
+    first = scorer.classified(*looks())
+    assert grown() == 1
+    assert torch.equal(scorer.classified(*looks()), first)
+    assert grown() == 1
+    scorer.classified(*looks(seed=1))
+    assert grown() == 2  # other candidates
+    scorer.share_forests(None)
+    assert torch.equal(scorer.classified(*looks()), first)
+    assert grown() == 3
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_damaged_forest_is_grown_again(grown, tmp_path):
+    first = scorer.classified(*looks())
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for damaged in (whole[:-9], b"", whole.replace(b"<f8", b"<f4")):
+        kept.write_bytes(damaged)
+        before = grown()
+        assert torch.equal(scorer.classified(*looks()), first)
+        assert grown() == before + 1
+    assert kept.read_bytes() == whole
+
+
+def test_without_the_folder_each_process_grows_its_own(grown, tmp_path):
+    scorer.share_forests(tmp_path / "gone")
+    assert torch.equal(scorer.classified(*looks()), scorer._grown(*looks()))
+    assert not (tmp_path / "gone").exists()
+
+
 def labelled(*labels):
     """A world of three classes, of which nobody holds the last."""
     rows = [torch.tensor(y) for y in labels]

@@ -13,12 +13,12 @@ from fedaudit import run
 from fedaudit.epsilon import gradient_canaries
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.gradient_canaries import (
-    OUT,
     REAL,
     Canaries,
     Scores,
     _probe,
     _with_canaries,
+    _without_canaries,
     audit_canaries,
     keep_canaries,
 )
@@ -106,9 +106,11 @@ def test_the_loss_of_a_canary():
     class F:
         params = {"w": torch.tensor([[1.0, 2.0], [3.0, 4.0]])}  # noqa: RUF012
 
-    mark = torch.tensor([REAL, OUT, 2])
+    mark = torch.tensor([REAL, 1, 2])
     found = _with_canaries(F(), mark, torch.ones(3), loss=lambda f, x: 7 * x, name="w", steep=10.0)
-    assert found.tolist() == [7.0, 0.0, 30.0]
+    assert found.tolist() == [7.0, 20.0, 30.0]
+    left = _without_canaries(F(), mark == REAL, torch.ones(3), loss=lambda f, x: 7 * x)
+    assert left.tolist() == [7.0, 0.0, 0.0]
 
 
 @pytest.mark.long

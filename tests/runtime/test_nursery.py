@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 
 import pytest
 
+from fedaudit.errors import RunError
 from fedaudit.runtime import nursery
 
 
@@ -63,6 +67,58 @@ def test_one_that_is_still_importing_does_not_hold_up_the_end(tmp_path):
     of_nobody.close()
     assert of_nobody._process.returncode == -9
     assert time.perf_counter() - begun < 2, "its imports take longer"
+
+
+def forked(tmp_path, nurse):
+    made = nursery.ForkedNursery(nurse, tmp_path)
+    ours, theirs = socket.socketpair()
+    made.hand_over(theirs)
+    with ours, ours.makefile() as file:
+        said = json.loads(file.readline())
+    return made, said
+
+
+def nurse(control):
+    """Say over the first connection what this process still has of its parent."""
+    control.sendall(b"f")
+    _, fds, _, _ = socket.recv_fds(control, 1, 1)
+    standard = [os.readlink(f"/proc/self/fd/{fd}") for fd in (0, 1, 2)]
+    more = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and fd not in (control.fileno(), fds[0])]
+    links = [os.readlink(f"/proc/self/fd/{fd}") for fd in more if os.path.exists(f"/proc/self/fd/{fd}")]
+    found = [os.getcwd(), dict(os.environ), standard, links, tempfile.gettempdir()]
+    socket.socket(fileno=fds[0]).sendall(json.dumps(found).encode() + b"\n")
+    while control.recv(1):
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_a_forked_one_keeps_nothing_of_its_parent(tmp_path, monkeypatch):
+    """An audit's lock or pipe that it held would outlast the audit."""
+    monkeypatch.setenv("SECRET_OF_THE_USER", "1")
+    tempfile.gettempdir()
+    with open(tmp_path / "lock", "w") as lock:
+        made, (folder, environment, standard, links, scratch) = forked(tmp_path, nurse)
+        assert not lock.closed
+    assert folder == scratch == environment["HOME"] == str(tmp_path)
+    assert "SECRET_OF_THE_USER" not in environment
+    assert standard == [os.devnull] * 3
+    assert links == []
+    assert not made.spent
+    made.close()
+    assert made._process.returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nothing is forked")
+def test_a_forked_one_that_fails_is_said_to_be_spent(tmp_path, capfd):
+    def fails(control):
+        raise ValueError("no")
+
+    made = nursery.ForkedNursery(fails, tmp_path)
+    with pytest.raises(RunError):
+        made.wait()
+    assert made._process.returncode == 1
+    made._process.wait(1)  # it is gone, and asking again does not wait
+    made._process.kill()
 
 
 def test_runs_of_one_process_share_it(monkeypatch):

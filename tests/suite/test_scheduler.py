@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -566,6 +568,28 @@ def test_counting_many_cells_does_not_keep_the_workers_waiting(monkeypatch):
     clock[0] += 20.0
     progress.step(cell, 6, 10, "round 6")
     assert told[-1].endswith("round 6")
+
+
+def test_cells_share_what_all_would_compute_alike(tmp_path, monkeypatch):
+    """A folder that is there while cells run, which each is told, and which is gone afterwards."""
+    made = []
+
+    class Made(tempfile.TemporaryDirectory):
+        def __init__(self, **how):
+            super().__init__(dir=tmp_path, **how)
+            made.append(self.name)
+
+    monkeypatch.setattr(auditing.tempfile, "TemporaryDirectory", Made)
+    auditing._beside([], None, 1, 0)
+    assert len(made) == 1
+    assert list(tmp_path.iterdir()) == []
+    reading, writing = os.pipe()
+    worker = object.__new__(auditing._Worker)
+    worker.requests, worker.shared = writing, made[0]
+    worker.give([Cell(tmp_path, Setting.make(), [], [])])
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        assert json.loads(file.read())["shared"] == made[0]
 
 
 def test_a_worker_is_asked_and_answers_through_its_pipes(monkeypatch):

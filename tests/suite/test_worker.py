@@ -3,14 +3,15 @@ once, before the fork."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
+from fedaudit.attack import score
 from fedaudit.runtime import code_digest, nursery
 from fedaudit.suite import worker
 
@@ -107,8 +108,8 @@ class Waiting:
     made: list[Waiting] = []  # noqa: RUF012 (shared, to be counted)
     spent = False
 
-    def __init__(self, method, scratch, preload):
-        self.preload, self.waited, self.closed = preload, False, False
+    def __init__(self, nurse, scratch):
+        self.nurse, self.waited, self.closed = nurse, False, False
         self.made.append(self)
 
     def wait(self):
@@ -120,14 +121,14 @@ class Waiting:
 
 @pytest.fixture
 def served(monkeypatch):
-    """What forks for cells of these settings say of the process for twins: number made, whether waited for, modules."""
+    """What forks for cells of these settings say of the process for twins: number made, whether waited for, folder."""
     monkeypatch.setattr(Waiting, "made", [])
-    monkeypatch.setattr(nursery, "Nursery", Waiting)
+    monkeypatch.setattr(nursery, "ForkedNursery", Waiting)
     monkeypatch.setattr(nursery, "_nurseries", {})
 
     def work(request, requests, replies):
         found = nursery._nurseries.get(os.getpid())
-        here = None if found is None else [len(Waiting.made), found[0].waited, found[0].preload, found[1]]
+        here = None if found is None else [len(Waiting.made), found[0].waited, found[1]]
         worker._say(replies, {"here": here})
 
     monkeypatch.setattr(worker, "_work", work)
@@ -136,9 +137,8 @@ def served(monkeypatch):
         (asked, ask), (read, write) = os.pipe(), os.pipe()
         for setting in settings:
             os.write(ask, json.dumps({"cells": [{"setting": setting}]}).encode() + b"\n")
-        monkeypatch.setattr(worker, "_ending_with", contextlib.nullcontext)
         os.close(ask)
-        worker.serve(asked, write, preload=["opacus"])
+        worker.serve(asked, write)
         os.close(write)
         with os.fdopen(read) as file:
             said = [json.loads(line) for line in file]
@@ -154,8 +154,16 @@ def test_cells_share_one_process_for_their_twins(served):
     first, *rest = served(plain, summed, protected, plain, protected)
     assert first is rest[0] is None
     assert rest[1] == rest[2] == rest[3]
-    number, waited, modules, scratch = rest[1]
+    number, waited, scratch = rest[1]
     assert (number, waited) == (1, True)  # a fork would hear the word that it is ready, and no other after it
-    assert "opacus" in modules
     assert [one.closed for one in Waiting.made] == [True]
     assert not os.path.exists(scratch)
+
+
+def test_a_cell_is_told_where_forests_are_shared(monkeypatch, tmp_path):
+    monkeypatch.setattr(worker.threading, "Thread", lambda **how: SimpleNamespace(start=lambda: None))
+    monkeypatch.setattr(score, "_shared", None)
+    for folder in (str(tmp_path), None):
+        with pytest.raises(KeyError, match="setting"):  # no cell: it ends before it begins
+            worker._work({"cells": [{}], "shared": folder}, 0, 1)
+        assert score._shared == (None if folder is None else tmp_path)

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.training.fit import Opt
+from fedaudit.training.plain_optimisers import Optimiser
 
 Tensors = dict[str, Tensor]
 
@@ -160,7 +161,7 @@ class _Torch(Stepper):
     def __init__(self, opt: Opt):
         super().__init__(opt.options)
         self._opt = opt
-        self._made: torch.optim.Optimizer | None = None
+        self._made: Optimiser | None = None
 
     def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
         if self._made is None:
