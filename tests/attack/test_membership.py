@@ -299,3 +299,19 @@ def test_the_tpr_of_many_records_is_the_mixture_over_all_thresholds():
     wanted = [float(np.interp(p, mixture, rates)) for p in (0.025, 0.975)]
     found = membership_scores([*inside, *outside], [1] * 400 + [0] * 400, fprs=[0.3]).tpr_at_fpr[0]
     assert [found.low, found.high] == pytest.approx(wanted, abs=2e-4)
+
+
+@pytest.mark.parametrize(("n1", "n0"), [(2, 2), (2, 3), (3, 2)])
+def test_two_records_of_a_class_are_enough_for_the_interval_of_a_difference(n1, n0):
+    """One attack has one pair in the wrong order, the other has two; of two values there is a variance."""
+    a = np.array([5.0, 1.0, 6.0][:n1] + [2.0, 0.0, 0.0][:n0])
+    b = np.array([0.5, 4.0, 6.0][:n1] + [2.0, 1.0, 0.0][:n0])
+    member = np.arange(n1 + n0) < n1
+    (a1, a0), (b1, b0) = naive(a, member), naive(b, member)
+    half = stats.norm.ppf(0.975) * math.sqrt((a1 - b1).var(ddof=1) / n1 + (a0 - b0).var(ddof=1) / n0)
+    found = auc_difference(a, b, member)
+    assert found.value == pytest.approx(a1.mean() - b1.mean())
+    assert half > 0
+    assert (found.low, found.high) == pytest.approx((max(-1, found.value - half), min(1, found.value + half)))
+    alone = auc_difference(a[[0, *range(n1, n1 + n0)]], b[[0, *range(n1, n1 + n0)]], member[n1 - 1 :])
+    assert (alone.low, alone.high) == (-1.0, 1.0)

@@ -63,3 +63,10 @@ def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
     exact, limits = from_scores_exactly(scores, member, 1e-5), from_scores(scores, member, 1e-5)
     assert exact.epsilon > limits.epsilon > 0
     assert exact.p_value(exact.epsilon * 0.99) < 0.05 < exact.p_value(exact.epsilon * 1.01)
+
+
+@pytest.mark.filterwarnings("error")
+def test_counts_of_all_records_on_both_sides_say_nothing_against_any_claim():
+    """All of 5 and all of 7: both rates are 1, nothing deviates, and the excess is none, without a division by 0."""
+    assert excess_p(5, 7, 5, 7, 0.0, 0.0) == 1
+    assert claim_p(5, 7, 5, 7, 0.0, 0.0) == 1
