@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -10,6 +11,7 @@ from engines import DropEngine
 
 from fedaudit import run
 from fedaudit.runtime.asking import drops_out, participants_of, quorum_of
+from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.setting import Setting
 from fedaudit.wire.transcript import Transcript
@@ -78,3 +80,17 @@ def test_who_failed_is_not_asked_again_in_the_round(tiny, tmp_path):
         if e.direction == "down":
             asked.setdefault((e.round, e.ask), []).append(e.client)
     assert asked == {(1, 0): [0, 1, 2], (1, 1): [0, 2], (2, 0): [0, 1, 2], (2, 1): [0, 1, 2]}
+
+
+class LosesTasks(SerialEngine):
+    """Says that client 0's task was lost twice before, and client 2's once."""
+
+    def map(self, tasks):
+        for done in super().map(tasks):
+            yield dataclasses.replace(done, redone={0: 2, 2: 1}.get(done.k, 0))
+
+
+def test_each_time_that_a_task_was_done_again_counts(tiny, tmp_path):
+    """Two asks a round, and three tasks of each were done again."""
+    record = run(tiny("outside:Draws", rounds=1, clients=3), out=tmp_path / "a", engine=LosesTasks())
+    assert [row.redone for row in record.rounds] == [6]

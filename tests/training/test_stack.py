@@ -383,3 +383,22 @@ def test_a_compiled_step_is_for_the_shape_that_it_was_compiled_for(monkeypatch: 
 
     assert [call(8), call(8), call(5), call(8)] == ["compiled plain", "compiled plain", "plain", "compiled plain"]
     assert [call(5, torch.ones(5)), call(8, torch.ones(8))] == ["compiled masked", "masked"]
+
+
+@pytest.mark.parametrize(("records", "group"), [(False, [0, 2]), (True, [0]), (True, [2, 0])])
+def test_a_step_is_replayed_only_for_all_who_are_active(records: bool, group: list[int]) -> None:
+    """Nothing else of the training is looked at: neither batches nor recordings."""
+    here: Any = SimpleNamespace(records=records, active=[0, 2])
+    assert _Fitting._recorded_step(here, group) is False
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1}, True),
+        ({"lr": torch.tensor(0.1), "momentum": 0.9}, False),
+        ({"lr": 0.1, "momentum": torch.tensor(0.9)}, False),
+    ],
+)
+def test_a_rate_that_is_a_tensor_is_left_to_torch(options: dict[str, Any], plain: bool) -> None:
+    assert (type(stepper(Opt(torch.optim.SGD, options))) is steppers._SGD) is plain
