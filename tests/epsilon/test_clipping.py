@@ -273,3 +273,14 @@ def test_a_client_with_one_class_has_a_release_that_is_ready():
 def test_which_bounds_a_field_has(via, depends, C, wanted):
     steps = {f"_{name}": lambda name=name: iter([name]) for name in ("rows", "means", "counts", "noise")}
     assert list(FieldTest.all(of_field([], via=via, depends=depends, C=C, **steps))) == wanted
+
+
+def test_rows_that_are_a_little_too_long_are_told_with_their_length():
+    """C = 3. Of rows themselves only rounding is taken off; where noise was added and taken off, its rounding too."""
+    sizes = SimpleNamespace(sigmas=[1e6], grid=None)
+    field = of_field([], ready=lambda: sizes)
+    rows = [torch.tensor([[3.0, 0.0], [0.0, 3.003]], dtype=torch.float64)]
+    (broken,) = FieldTest._bounded(field, "rows", rows, torch.float32)
+    assert (broken.words, broken.factor) == ("rows (float32) leave 1.001 times as long as C", pytest.approx(1.001))
+    assert FieldTest._bounded(field, "rows", rows, torch.float32, path=True) == []
+    assert FieldTest._bounded(field, "rows", [rows[0][:1], torch.zeros(0, 2)], torch.float32) == []

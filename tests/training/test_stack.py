@@ -15,6 +15,7 @@ from fedaudit import adam
 from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt, Turns
 from fedaudit.training.stacked import mapped_loss, stack, stackable, steppers
+from fedaudit.training.stacked.given import stacked_given
 from fedaudit.training.stacked.mapped_loss import _Picks
 from fedaudit.training.stacked.masked_norms import MaskedNorms
 from fedaudit.training.stacked.stack import Job, _filled, _Fitting, fit_together
@@ -402,3 +403,8 @@ def test_a_step_is_replayed_only_for_all_who_are_active(records: bool, group: li
 )
 def test_a_rate_that_is_a_tensor_is_left_to_torch(options: dict[str, Any], plain: bool) -> None:
     assert (type(stepper(Opt(torch.optim.SGD, options))) is steppers._SGD) is plain
+
+
+def test_lists_of_unequal_lengths_are_no_form_that_all_share() -> None:
+    with pytest.raises(ValueError, match="differs in form"):
+        stacked_given([(torch.ones(2), torch.ones(2)), (torch.ones(2),)], dry=False)
