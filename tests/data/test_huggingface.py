@@ -306,3 +306,18 @@ def test_labels_that_are_words_are_numbered_over_all_splits():
     assert names == ["ant", "bee", "cat"]
     values, names = huggingface._labels("hf:d", "y", column("int64"), [{"y": [3, 1]}])
     assert (values[0].tolist(), names) == ([3, 1], None)
+
+
+def test_data_are_there_in_a_folder_or_in_the_cache(monkeypatch, tmp_path):
+    """The cache is where the environment says; a name with a slash has a folder with three underscores."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    (tmp_path / "home" / "datasets").mkdir(parents=True)
+    assert not huggingface.there("hf:somebody/data?x=text")
+    (tmp_path / "home" / "datasets" / "somebody___data").mkdir()
+    assert huggingface.there("hf:somebody/data?x=text")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert not huggingface.there("hf:somebody/data")
+    (tmp_path / "cache" / "somebody___data").mkdir(parents=True)
+    assert huggingface.there("hf:somebody/data")
+    assert huggingface.there(f"hf:{tmp_path}")
