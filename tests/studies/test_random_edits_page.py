@@ -59,13 +59,18 @@ def test_what_the_page_says_of_a_draw(draw: dict[str, Any], seeds: list[int]) ->
 
 
 def test_edits_that_are_left_out_or_have_no_test_are_told() -> None:
-    left_out = [sum(one["before"] == "untried" for one in draw["edits"]) for draw in (FIRST, SECOND)]
+    left_out = [
+        sum(one["before"] == "untried" and not one["edit"].startswith("fedaudit/flower/") for one in draw["edits"])
+        for draw in (FIRST, SECOND)
+    ]
     assert f"They are {left_out[0]} of the first draw and {left_out[1]} of the second." in PROSE
     assert not [one for one in FIRST["edits"] if one["after"] == "survived"]
     without = sum(one["after"] == "survived" for one in SECOND["edits"])
-    assert f"{without} edits of the second draw have no test yet" in PROSE
+    assert f"On {without} edits of the second draw no test was seen to fail yet" in PROSE
+    of_flower = of_room(SECOND, "fedaudit/flower")
     assert not of_room(FIRST, "fedaudit/flower")
-    assert f"{FIRST['flower']} of the {3 * 105}. The {len(of_room(SECOND, 'fedaudit/flower'))} of the second" in PROSE
+    assert {one["before"] for one in of_flower} == {"untried"}
+    assert f"The {FIRST['flower']} of the first draw were not tried at all. The {len(of_flower)} of the second" in PROSE
     assert (SECOND["missing"], len(SECOND["edits"])) == (1, 419)
 
 
