@@ -273,3 +273,8 @@ def test_numbers_that_lie_between_two_levels_and_arrive_next_to_them_are_bare():
     assert noise_tests._bare_cells([made.sizes]) == pytest.approx(chance**40, rel=1e-3)
     other = residual(np.full(40, 2.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=levels)
     assert noise_tests._bare_cells([other.sizes]) == pytest.approx(1.0)
+
+
+def test_one_rounded_release_is_enough_for_the_test_of_its_scale():
+    made = residual(np.full(40, 0.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=np.arange(8) - 3.5)
+    assert isinstance(noise_tests._scale_test([made]), RoundedScale)
