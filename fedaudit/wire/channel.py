@@ -34,7 +34,6 @@ class RoundTraffic:
         self.sizes: dict[Key, Size] = {}
         self.whole: dict[Key, Size] = {}  # the same, as if nothing had been compressed
         self.wire: dict[Key, int] = {}
-        self.by_client: dict[tuple[str, int], list[int]] = {}  # (direction, client): payload with buffers, wire
         self.asks: list[tuple[list[int], list[int]]] = []
         self.choices: dict[str, dict[int, Any]] = {}
         self.releases: dict[str, Release] = {}
@@ -54,9 +53,6 @@ class RoundTraffic:
                 self.sizes[key] = self.sizes.get(key, Size()) + Size(size["payload"], size["buffers"])
                 before = Size(size.get("whole", size["payload"]), size["buffers"])
                 self.whole[key] = self.whole.get(key, Size()) + before
-        count = self.by_client.setdefault((direction, k), [0, 0])
-        count[0] += sum(size["payload"] for size in sizes.values())
-        count[1] += sum(size["wire"] for size in sizes.values())
         for name, node in fields_of(head).items():
             self.choices.setdefault(f"{message}.{name}", {})[k] = choices(node)
 

@@ -301,6 +301,22 @@ def test_the_tpr_of_many_records_is_the_mixture_over_all_thresholds():
     assert [found.low, found.high] == pytest.approx(wanted, abs=2e-4)
 
 
+@pytest.mark.parametrize(("n1", "n0"), [(2, 2), (2, 3), (3, 2)])
+def test_two_records_of_a_class_are_enough_for_the_interval_of_a_difference(n1, n0):
+    """One attack has one pair in the wrong order, the other has two; of two values there is a variance."""
+    a = np.array([5.0, 1.0, 6.0][:n1] + [2.0, 0.0, 0.0][:n0])
+    b = np.array([0.5, 4.0, 6.0][:n1] + [2.0, 1.0, 0.0][:n0])
+    member = np.arange(n1 + n0) < n1
+    (a1, a0), (b1, b0) = naive(a, member), naive(b, member)
+    half = stats.norm.ppf(0.975) * math.sqrt((a1 - b1).var(ddof=1) / n1 + (a0 - b0).var(ddof=1) / n0)
+    found = auc_difference(a, b, member)
+    assert found.value == pytest.approx(a1.mean() - b1.mean())
+    assert half > 0
+    assert (found.low, found.high) == pytest.approx((max(-1, found.value - half), min(1, found.value + half)))
+    alone = auc_difference(a[[0, *range(n1, n1 + n0)]], b[[0, *range(n1, n1 + n0)]], member[n1 - 1 :])
+    assert (alone.low, alone.high) == (-1.0, 1.0)
+
+
 @pytest.mark.parametrize(("fpr", "k"), [(0.29, 29), (0.1, 10), (0.3, 30), (0.999, 99)])
 def test_as_many_false_positives_as_the_rate_allows(fpr, k):
     """0.29 * 100 is 28.999... in floating point, and means 29 of 100. At most all but one are allowed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -119,6 +120,23 @@ def test_a_gain_within_its_interval_is_no_leak():
     assert found.pooled.gain.value > 0 > found.pooled.gain.low
     assert found.leak is False
     assert found.verdict.startswith("No leak shown")
+
+
+def test_clients_with_scores_and_clients_with_groups_are_one_attack():
+    """A baseline may have scores for one client, and groups for another."""
+    member = torch.arange(8) < 4
+    parts = [part(0, Claims(member.double()), member), part(3, Groups(member.long()), member)]
+    found = score(parts, labelled([0]), Path("nowhere"), "mine", 0)
+    assert (found.pooled.members, found.pooled.nonmembers) == (8, 8)
+    assert sorted(found.client) == ["0", "3"]
+    assert found.client["0"].auc.value == 1.0
+
+
+def test_claims_of_two_sorts_are_refused():
+    member = torch.arange(8) < 4
+    parts = [part(0, Claims(member.double()), member), part(1, Histogram(torch.ones(3) / 3), member)]
+    with pytest.raises(ContractError, match="mine returned Claims, Histogram"):
+        score(parts, labelled([0], [1]), Path("nowhere"), "mine", 0)
 
 
 def scored(k, scores, member, labels, last=None, notes=()):

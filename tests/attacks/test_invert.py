@@ -11,7 +11,7 @@ import fedaudit
 from fedaudit.attack import attack_run as module
 from fedaudit.attack.attack_run import made
 from fedaudit.attacks.inversion import _invert, _matching
-from fedaudit.attacks.inversion._invert import Inverter, Inverting
+from fedaudit.attacks.inversion._invert import Inverter, Inverting, descend
 from fedaudit.attacks.inversion._matching import Matching, Steps, flat, simulated
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.lockstep import Globals, Turn, join, take_turns
@@ -299,3 +299,29 @@ def test_an_attack_on_all_clients_at_once(run, spec, words, request, monkeypatch
         torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
     assert (alone[0][:2] - alone[1][:2]).abs().mean() > 0.01
     assert any(words in line for line in told)
+
+
+# --- a search by itself ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("signed", [False, True])
+def test_the_step_of_a_descent_falls_three_times(signed):
+    """A loss with the same slope everywhere: Adam goes one step each time. Of 8 steps of 0.1 three are whole, two are a
+    tenth, two a hundredth and one a thousandth: 0.3221. The second batch has one image."""
+    start = torch.tensor([0.5, 0.0, -0.25], dtype=torch.float64).reshape(3, 1, 1, 1)
+    told = []
+    found, _ = descend(
+        lambda x, index: x.flatten(1).sum(1) * (3 + index), lambda r: start, steps=8, lr=0.1, batch=2, signed=signed,
+        tell=lambda done, of, what: told.append(done),
+    )  # fmt: skip
+    assert (start - found).flatten().tolist() == pytest.approx([0.3221] * 3, abs=1e-6)
+    assert told == pytest.approx([2 * step / 8 / 3 for step in range(8)] + [(2 + step / 8) / 3 for step in range(8)])
+
+
+def test_the_steps_of_a_match_by_hand():
+    """So small a rate that no sign of the gradient turns: each of 8 steps is one rate long, which falls as above."""
+    begin = [0.5 * torch.randn(3, 1, 8, 8).double().clamp(-1, 1)]
+    found = matching(0, begin=begin, lr=1e-6, tv=0.1, iterations=8).alone()
+    moved = (found - begin[0]).abs().flatten()
+    assert float(moved.quantile(0.1)) == pytest.approx(3.221e-6, rel=1e-3)
+    assert float(moved.max()) == pytest.approx(3.221e-6, rel=1e-3)

@@ -758,3 +758,62 @@ def test_constants_of_rmia_are_tried_on_shadows_that_stand_in_for_the_target(mon
     assert len(seen) == 2, "the second was trained on none of those that are known"
     assert scores == [1, 1]
     assert rmia.tuned(p[:1], member[:1], (2.0,), (0.5,)) == (2.0, 0.3), "nobody stands in"
+
+
+@pytest.mark.parametrize(("queries", "rounds"), [(20, 0), (21, 1), (35, 1), (36, 2)])
+def test_label_only_goes_on_while_there_are_labels_for_a_whole_round(queries, rounds):
+    """One label for the candidate and 5 for the way to the boundary; a round takes 7 + 3 + 5 = 15."""
+    attack = LabelOnly(queries=queries, probes=7, steps=3, bisections=5)
+    asked = 0
+
+    def predict(images):
+        nonlocal asked
+        asked += len(images)
+        return (images.flatten(1)[:, 0] > 0.3).long()
+
+    x, others = torch.zeros(1, 1, 2, 2), torch.ones(1, 1, 2, 2)
+    attack.distances(predict, x, torch.zeros(1, dtype=torch.long), others, torch.Generator().manual_seed(0))
+    assert asked - 1 == 5 + 15 * rounds, "one more for the auxiliary record"
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_label_only_steps_along_probes_that_are_all_outside(everywhere):
+    """If all probes have another label, their mean is the direction; if none has, its opposite."""
+    attack = LabelOnly(queries=16, probes=3, steps=1, bisections=1)
+    x, point = torch.zeros(1, 4, dtype=torch.float64), torch.tensor([[0.8, 0.0, 0.0, 0.0]], dtype=torch.float64)
+    seen = []
+
+    def outside(points):
+        seen.append(points.clone())
+        return torch.full(points.shape[:-1], everywhere if points.dim() == 3 else False)
+
+    attack._closer(outside, x, point, 1, torch.Generator().manual_seed(0), (-5.0, 5.0))
+    probes, tried, _ = seen
+    u = probes - point[:, None]  # all of one length
+    normal = u.mean(1) / u.mean(1).norm()
+    assert torch.allclose(tried, point + 0.8 * (normal if everywhere else -normal))
+
+
+@pytest.mark.parametrize(
+    ("constants", "tuned"), [({}, True), ({"gamma": 2.0}, True), ({"gamma": 2.0, "a": 0.5}, False)]
+)
+def test_rmia_takes_its_constants_from_the_last_round_and_says_so(constants, tuned, monkeypatch):
+    """Two rounds with shadows of their own: constants are tuned on those of the last, scores are over both."""
+    attack, seen = RMIA(**constants), []
+    rounds = []
+    for t in range(2):
+        torch.manual_seed(t)
+        of = Shadows(
+            torch.randn(4, 6, 2).double(), torch.arange(24).reshape(4, 6) % 5 == t, torch.zeros(6, dtype=torch.long),
+            candidates=2, notes=(f"round {t}",),
+        )  # fmt: skip
+        rounds.append((torch.randn(6, 2).double(), of))
+    monkeypatch.setattr(RMIA, "attacked_rounds", lambda self, scene, online: rounds)
+    monkeypatch.setattr(RMIA, "_constants", lambda self, shadows: seen.append(shadows) or (1.5, 0.25))
+    found = attack.run(None)
+    assert [one is rounds[1][1] for one in seen] == [True]
+    said = ["tuned on the shadows: gamma = 1.5, a = 0.25"] if tuned else []
+    assert list(found.notes) == ["round 0", "round 1", *said]
+    logs = [attack.ratios(target, of, 0.25).log() for target, of in rounds]
+    assert torch.equal(found.scores, attack._scores(((logs[0] + logs[1]) / 2).exp(), rounds[1][1], 1.5))
+    assert torch.equal(found.last, attack._scores(logs[1].exp(), rounds[1][1], 1.5))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
+
 import pytest
 import torch
 from scenes import Entry, scene
@@ -270,6 +273,23 @@ def test_the_bias_of_a_single_layer_tells_labels(bias, tmp_path):
         assert found.leak, found.verdict
     else:
         assert "could read labels from" in found.reason
+
+
+@pytest.mark.parametrize(("participation", "clients", "K"), [(0.5, 6, 3), (1.0, 5, 5), (0.1, 4, 2)])
+def test_the_mean_is_over_as_many_as_take_part(participation, clients, K, monkeypatch):
+    """Noise of 6 on one client's mean is 6 / sqrt(K - 1) on the mean of the others. Two are the least."""
+    scene = SimpleNamespace(
+        setting={"participation": participation, "clients": clients}, classes=3,
+        mixed=lambda kind: [({"p": "table"}, "p")] if kind == "prototypes" else [],
+    )  # fmt: skip
+    V, v = {0: torch.tensor([5.0]), 2: torch.tensor([7.0])}, {0: torch.tensor([3.0])}
+    monkeypatch.setattr(relayed_means, "by_class", lambda value, classes: V)
+    monkeypatch.setattr(relayed_means, "received", lambda scene, entry: "model")
+    monkeypatch.setattr(relayed_means, "own", lambda *_: (v, Protection(mechanism="gaussian", sigma=6.0)))
+    ((model, found, kind, protection),) = relayed_means.means_of_others(scene)
+    assert (model, kind) == ("model", "prototypes")
+    assert {c: float(mean) for c, mean in found.items()} == pytest.approx({0: (5 * K - 3) / (K - 1), 2: 7.0})
+    assert protection.sigma == pytest.approx(6 / math.sqrt(K - 1))
 
 
 # --- messages by hand -----------------------------------------------------------------------------------------------

@@ -73,3 +73,20 @@ def test_updates_are_what_training_took_away(starts, monkeypatch):
 def test_two_updates_have_no_null_distribution(starts, monkeypatch):
     models = shown({0: 0.5, 1: 0.25, 2: 3.0}, starts, monkeypatch)
     assert UpdateAlignment()._cosines(SCENE, models) is None
+
+
+@pytest.mark.parametrize(
+    ("measure", "start", "words"),
+    [
+        ("cosine", None, "does not see the model that client 0 started from, which the cosine needs"),
+        ("cosine", 1.0, None),
+        ("loss", None, None),
+        ("both", None, None),  # the loss needs no start
+    ],
+)
+def test_only_the_cosine_needs_the_model_that_a_client_started_from(measure, start, words, monkeypatch):
+    models = shown({0: 0.5, 1: 0.25, 2: 3.0}, {0: start, 1: 1.0, 2: 1.0}, monkeypatch)
+    monkeypatch.setattr(UpdateAlignment, "_rounds", lambda self, scene: [1])
+    monkeypatch.setattr(UpdateAlignment, "_shown", lambda self, scene, t: models)
+    found = UpdateAlignment(measure=measure).cannot(SimpleNamespace(target=0, view=SimpleNamespace(threat="server")))
+    assert found == (None if words is None else f"the server {words}")

@@ -174,6 +174,118 @@ def test_a_delta_of_one_over_n_is_that_of_the_clients_own_records(n):
         assert [one.factor for one in broken] == lacking
 
 
+def of_field(leaves, *, C=3.0, power=2, depends="record", most=1, kind="embeddings", relation="replace-one", **more):
+    """A test of a field whose parts are given, so that one step of it can be looked at by itself."""
+    field = FieldTest.__new__(FieldTest)
+    field.leaves, field.C, field.power, field.depends = leaves, C, power, depends
+    field.rng = torch.Generator().manual_seed(0)
+    context = SimpleNamespace(most=most, n=more.pop("n", 7))
+    y = torch.tensor(more.pop("labels", [0]))
+    field.client = SimpleNamespace(_context=context, y=y)
+    policy = SimpleNamespace(relation=relation, clip=C, secure=False)
+    declared = SimpleNamespace(kind=kind, via=more.pop("via", "data"))
+    field.release = SimpleNamespace(policy=policy, declared=declared)
+    for name, value in more.items():
+        setattr(field, name, value)
+    return field
+
+
+@pytest.mark.parametrize(
+    ("depends", "kind", "relation", "power", "wanted"),
+    [
+        ("record", "embeddings", "replace-one", 2, [2 * 3 * math.sqrt(5 * 2)] * 2),  # 5 rows of a person in 2 tensors
+        ("record", "embeddings", "zero-out", 2, [3 * math.sqrt(5 * 2)] * 2),
+        ("record", "embeddings", "replace-one", 1, [2 * 3 * 5 * 2] * 2),
+        ("all", "prototypes", "replace-one", 2, [2 * 3 * math.sqrt(4 + 1)] * 2),  # 4 rows, and a tensor that is one
+        ("range", "synthetic_images", "replace-one", 2, [2 * math.sqrt(8 + 3)] * 2),  # all numbers of both
+        ("range", "synthetic_images", "replace-one", 1, [2 * (8 + 3)] * 2),
+        ("class", "logits", "replace-one", 2, [math.sqrt(2) * 2 * 3 / 2, math.sqrt(2) * 2 * 3 / 1]),  # of 3 and of 1
+        ("class", "logits", "zero-out", 1, [2 * 3 / 2, 2 * 3 / 1]),
+        ("histogram", "label_counts", "replace-one", 2, [5 * math.sqrt(2)] * 2),
+        ("histogram", "label_counts", "zero-out", 2, [5.0] * 2),
+        ("histogram", "statistics", "replace-one", 2, [5 * math.sqrt(8 + 3)] * 2),
+    ],
+)
+def test_how_far_one_record_moves_a_release_by_hand(depends, kind, relation, power, wanted):
+    """C = 3; a person has 5 records; a tensor of 4 rows of 2 numbers, and one of 3 numbers; classes of 3 and 1."""
+    leaves = [torch.zeros(4, 2), torch.zeros(3)]
+    field = of_field(leaves, depends=depends, kind=kind, relation=relation, power=power, most=5, labels=[0, 0, 1, 0])
+    assert FieldTest._sensitivities(field, SimpleNamespace(leaves=leaves)) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_rows_that_are_tried_have_the_lengths_that_are_said(power):
+    """C = 3: rows of 30, 0.3 and 3, and such with one coordinate only."""
+    made = dict(FieldTest._values(of_field([torch.zeros(4, 2), torch.zeros(3)], power=power)))
+    lengths = {name: [torch.linalg.vector_norm(leaf.reshape(-1, n), power, dim=1).tolist()
+                      for leaf, n in zip(leaves, (2, 3), strict=True)] for name, leaves in made.items()}  # fmt: skip
+    for name, length in (("rows 10 C long", 30.0), ("rows 0.1 C long", 0.3), ("rows 1 C long", 3.0),
+                         ("rows of both signs", 30.0), ("one coordinate of each row", 30.0)):  # fmt: skip
+        assert lengths.pop(name) == [pytest.approx([length] * 4), pytest.approx([length])], name
+    assert list(lengths) == ["one row or number alone"]
+    alone, nothing = made["one row or number alone"]
+    assert alone.tolist() == [[30.0, 30.0], [0, 0], [0, 0], [0, 0]]
+    assert nothing.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("shape", "power", "grid", "plain", "path"),
+    [
+        ((6, 4), 2, None, 4, 16 * 2.0 * 2 / 3),  # rows of 4 numbers: the larger sigma, sqrt(4), over C
+        ((6, 4), 1, None, 4 * 2, 16 * 2.0 * 4 / 3),
+        ((9,), 2, None, 4, 16 * 2.0 * 3 / 3),  # one row of 9
+        ((6, 4), 2, 0.25, 4, 16 * 2.0 * 2 / 3 + 0.25 * 2 / 3 * 2**23),
+    ],
+)
+def test_what_rounding_may_add_to_a_row_by_hand(shape, power, grid, plain, path):
+    """In spacings of float32, 2^-23; the noise was added and taken off, and a grid moves each number by one step."""
+    field = of_field([], power=power, ready=lambda: SimpleNamespace(sigmas=[0.5, 2.0], grid=grid))
+    leaf = torch.zeros(shape)
+    assert FieldTest._rounding(field, leaf, torch.float32, False) * 2**23 == pytest.approx(plain)
+    assert FieldTest._rounding(field, leaf, torch.float32, True) * 2**23 == pytest.approx(plain + path)
+
+
+def test_a_client_with_one_class_has_a_release_that_is_ready():
+    """One mean of 4 numbers: each of the client's 7 rows is C long."""
+    field = of_field([torch.zeros(4)], depends="class", _prepared_means=lambda rows: rows)
+
+    class Seven(SimpleNamespace):
+        def __len__(self):
+            return 7
+
+    field.client = Seven()
+    rows = FieldTest.ready(field)
+    assert rows.shape == (7, 4)
+    assert rows.norm(dim=1).tolist() == pytest.approx([3.0] * 7)
+
+
+@pytest.mark.parametrize(
+    ("via", "depends", "C", "wanted"),
+    [
+        ("released", "record", 3.0, []),  # it was bounded and billed where it was released first
+        ("data", "record", 3.0, ["rows", "noise"]),
+        ("data", "class", 3.0, ["means", "noise"]),
+        ("data", "histogram", 3.0, ["counts", "noise"]),
+        ("data", "range", None, ["rows"]),
+        ("data", "record", None, []),
+    ],
+)
+def test_which_bounds_a_field_has(via, depends, C, wanted):
+    steps = {f"_{name}": lambda name=name: iter([name]) for name in ("rows", "means", "counts", "noise")}
+    assert list(FieldTest.all(of_field([], via=via, depends=depends, C=C, **steps))) == wanted
+
+
+def test_rows_that_are_a_little_too_long_are_told_with_their_length():
+    """C = 3. Of rows themselves only rounding is taken off; where noise was added and taken off, its rounding too."""
+    sizes = SimpleNamespace(sigmas=[1e6], grid=None)
+    field = of_field([], ready=lambda: sizes)
+    rows = [torch.tensor([[3.0, 0.0], [0.0, 3.003]], dtype=torch.float64)]
+    (broken,) = FieldTest._bounded(field, "rows", rows, torch.float32)
+    assert (broken.words, broken.factor) == ("rows (float32) leave 1.001 times as long as C", pytest.approx(1.001))
+    assert FieldTest._bounded(field, "rows", rows, torch.float32, path=True) == []
+    assert FieldTest._bounded(field, "rows", [rows[0][:1], torch.zeros(0, 2)], torch.float32) == []
+
+
 def noise_found(sigma, *, spent=None, normal=False, **policy):
     """What is said of noise of this deviation on a release of sensitivity 2, drawn with a deviation of 4 per unit."""
     how = SimpleNamespace(normal=normal, epsilon=lambda multiplier, delta: spent(multiplier, delta))

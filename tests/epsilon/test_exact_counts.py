@@ -65,6 +65,13 @@ def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
     assert exact.p_value(exact.epsilon * 0.99) < 0.05 < exact.p_value(exact.epsilon * 1.01)
 
 
+@pytest.mark.filterwarnings("error")
+def test_counts_of_all_records_on_both_sides_say_nothing_against_any_claim():
+    """All of 5 and all of 7: both rates are 1, nothing deviates, and the excess is none, without a division by 0."""
+    assert excess_p(5, 7, 5, 7, 0.0, 0.0) == 1
+    assert claim_p(5, 7, 5, 7, 0.0, 0.0) == 1
+
+
 def test_the_score_by_hand():
     """9 of 10 against 4 of 20 under a ratio of 2 and delta = 0.1: the rate at the edge is (13 - 1) / (20 + 20) = 0.3,
     the larger one 0.7. The excess 0.9 - 0.4 - 0.1 is held against sqrt(0.7 0.3 / 10 + 4 0.3 0.7 / 20)."""

@@ -153,3 +153,8 @@ def test_the_loss_of_a_canary_is_its_parameter():
         f, mark, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), loss=loss, name="w", steep=10.0, times=2.0
     )
     assert found.tolist() == [2.0, 50.0, 80.0, 0.0, 10.0]
+
+
+def test_scores_of_a_client_that_has_not_trained_are_of_no_step():
+    scores = Scores(torch.zeros(3), torch.zeros(3))
+    assert (scores.steps, scores.rate) == (0, 0.0)

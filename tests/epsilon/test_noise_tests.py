@@ -244,3 +244,37 @@ def test_what_cannot_be_examined():
         examine([])
     with pytest.raises(ContractError, match="was sent"):
         residual(np.zeros((2, 3)), np.zeros((3, 2)), 1.0, client=0, round=1, part="E")
+
+
+def finding_of(*p: float) -> Finding:
+    made = tuple(noise_tests.Test(f"test {i}", one) for i, one in enumerate(p))
+    return Finding(1, 1.0, 1.0, 1.0, 0.95, 1.0, 1.0, made, 1.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("p", "strongest"),
+    [
+        ((0.02, 0.5, 0.01, 0.9), "test 0"),  # three others share what the first has for itself: 0.02 <= 3 x 0.01
+        ((0.031, 0.5, 0.01, 0.9), "test 2"),
+        ((0.5, 0.6), "test 0"),
+        ((0.6, 0.5), "test 1"),
+    ],
+)
+def test_the_strongest_test_has_its_share_of_the_failure_probability(p, strongest):
+    assert finding_of(*p).strongest.name == strongest
+
+
+def test_numbers_that_lie_between_two_levels_and_arrive_next_to_them_are_bare():
+    """Levels -3.5, -2.5, ..., 3.5, and a noise-free 0, which is half-way between two of them. 40 numbers of 40 arrive
+    at 0.5, where a standard normal would be in 34 of 100: 0.3413^40."""
+    levels = np.arange(8) - 3.5
+    made = residual(np.full(40, 0.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=levels)
+    chance = stats.norm.cdf(1) - 0.5
+    assert noise_tests._bare_cells([made.sizes]) == pytest.approx(chance**40, rel=1e-3)
+    other = residual(np.full(40, 2.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=levels)
+    assert noise_tests._bare_cells([other.sizes]) == pytest.approx(1.0)
+
+
+def test_one_rounded_release_is_enough_for_the_test_of_its_scale():
+    made = residual(np.full(40, 0.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=np.arange(8) - 3.5)
+    assert isinstance(noise_tests._scale_test([made]), RoundedScale)

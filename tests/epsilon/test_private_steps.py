@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import OrderedDict
 
+import numpy as np
 import pytest
 import torch
 from protected import few_steps
@@ -253,3 +254,13 @@ def test_the_span_of_gradients_has_as_many_dimensions_as_they_have():
     assert (found.dimensions, found.steps) == (2, 1)
     assert found.squares == pytest.approx(1 + 4, rel=1e-6)
     assert found.outside == pytest.approx(float(z[0] @ s / s.norm()), rel=1e-6)
+
+
+def test_the_p_value_of_a_direction_by_hand():
+    """A cosine of -0.6 in four dimensions is 1.2 deviations of a random direction's."""
+    noise, along = np.array([0.0, 2.0, 0.0, 0.0]), np.array([0.8, -0.6, 0.0, 0.0])
+    again = np.array([1.0, 2.0, 3.0, 4.0])
+    cosine, p = aligned(again + 5 * along, again, noise)
+    assert cosine == pytest.approx(-0.6)
+    assert p == pytest.approx(2 * norm.sf(1.2))
+    assert aligned(again, again, noise) == (0.0, 1.0)

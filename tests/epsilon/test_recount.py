@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 from protected import few_steps
 
 from fedaudit.epsilon.client_replay import noise_of, repeat
-from fedaudit.epsilon.recount import counted_again
+from fedaudit.epsilon.recount import _differences, counted_again
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy.dpsgd import Planned
 from fedaudit.progress import unwatched
@@ -69,3 +71,38 @@ def test_a_ledger_with_half_of_the_steps_refutes_its_run(tmp_path, monkeypatch):
     (found,) = audit_residuals(folder)
     assert found.verdict == "refuted"
     assert found.lower_bound > read_record(folder).ledger[0].by_kind["training"]
+
+
+def differences(*, policy=None, row_delta=1e-5, made=((4, 0.1), (5, 0.2)), **numbers):
+    """The words about a ledger of two trainings, 9 steps in all, the second of them with the given numbers."""
+    honest = {"kind": "training", "steps": 1, "rounds": [1], "sample_rate": 0.2, "clip": 2.0, "sigma": 3.0,
+              "noise_multiplier": 1.5, "delta": 1e-5}  # fmt: skip
+    entries = [SimpleNamespace(**{**honest, "steps": 2, "rounds": [1, 2]}),
+               SimpleNamespace(**{**honest, "steps": 5, "rounds": [2], **numbers}),
+               SimpleNamespace(**{**honest, "kind": "count", "sample_rate": 0.0, "clip": 9.0})]  # fmt: skip
+    mine = [SimpleNamespace(steps=steps, q=q) for steps, q in made]
+    policy = {"clip": 2.0, "noise_multiplier": 1.5} | (policy or {})
+    return _differences(SimpleNamespace(entries=entries, delta=row_delta), mine, SimpleNamespace(**policy), 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({}, []),
+        ({"noise_multiplier": 1.5 * (1 - 1e-10)}, []),  # rounding
+        ({"policy": {"noise_multiplier": None}}, []),
+        ({"policy": {"clip": None}}, []),
+        ({"clip": None, "sigma": None, "delta": None}, []),
+        ({"steps": 6}, []),  # a ledger may say more
+        ({"sample_rate": 0.3}, []),
+        ({"steps": 4}, ["8 steps, and 9 were made"]),
+        ({"sample_rate": 0.15}, ["a sample rate of 0.15, and it was 0.2"]),
+        ({"clip": 1.0}, ["a clipping norm of 1, and the policy's is 2"]),
+        ({"sigma": 2.9}, ["a noise multiplier of 1.5, and its sigma is 2.9"]),
+        ({"noise_multiplier": 1.4}, ["a noise multiplier of 1.4, and 1.5 is asked"]),
+        ({"delta": 2e-5}, ["delta = 2e-05, and the policy's is 1e-05"]),
+        ({"row_delta": 2e-5}, ["delta = 2e-05 for the client, and the policy's is 1e-05"]),
+    ],
+)
+def test_each_number_is_held_against_its_own(changed, words):
+    assert differences(**changed) == words

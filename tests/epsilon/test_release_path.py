@@ -321,3 +321,22 @@ def test_extreme_rows_are_as_large_as_the_row_that_they_are_made_of():
     made = release_path._extremes(like, Shape((3,)), torch.Generator().manual_seed(1))
     assert made["far out"].tolist() == [5.0, -40.0, 30.0]
     assert made["random signs"].abs().tolist() == [4.0, 4.0, 4.0]
+
+
+@pytest.mark.parametrize(("relation", "other"), [("replace-one", [-1.5, -1.5, -1.5, -1.5]), ("zero-out", [0.0] * 4)])
+def test_the_ends_of_what_clipping_allows_one_record(relation, other):
+    """C = 3 and rows of four numbers: the first row has 3 / sqrt(4) in each, on either side, or nothing on the other.
+    All other rows stay."""
+    value = torch.arange(8.0).reshape(2, 4) + 10
+    release = mock.MagicMock(where="Sent.z", policy=mock.MagicMock(clip=3.0, relation=relation))
+    release.how = mechanism_named("gaussian")
+    side = release_path.Side(mock.MagicMock(), value)
+    with (
+        mock.patch.object(release_path, "_rehearse", return_value=side),
+        mock.patch.object(release_path, "_pair") as pair,
+    ):
+        release_path._clipped_ends(mock.MagicMock(), release, b"", "record")
+    _, one, two, words = pair.call_args.args
+    assert one.value.tolist() == [[1.5] * 4, [14.0, 15.0, 16.0, 17.0]]
+    assert two.value.tolist() == [other, [14.0, 15.0, 16.0, 17.0]]
+    assert ("against zeros" in words) is (relation == "zero-out")

@@ -17,7 +17,7 @@ from scipy import stats
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.noise_tests import numbers_to_tell
-from fedaudit.epsilon.residuals import _rounds_to_tell, audit_residuals
+from fedaudit.epsilon.residuals import _levels, _of_field, _rounds_to_tell, audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
@@ -316,6 +316,51 @@ def test_noise_of_clients_and_fields_is_not_shared(both):
                 assert abs(np.corrcoef(a, b)[0, 1]) < 0.65
             else:
                 assert not np.allclose(a[:n], b[:n])
+
+
+def seen_of(sent, clean, sigma=0.5, **more):
+    ready = SimpleNamespace(leaves=[clean], sigmas=[sigma])
+    facts = {"client": 1, "round": 3, "where": "Sent.z", "dtype": None, "rounded": False} | more
+    return SimpleNamespace(sent=[sent], ready=ready, **facts)
+
+
+class Plain:
+    """Noise of a mechanism whose residual is the number itself."""
+
+    def noise(self, sent, ready, i, seed):
+        return SimpleNamespace(z=(sent - ready.leaves[i].double().numpy()) / ready.sigmas[i], sizes=None, free=True)
+
+    def centre(self, free):
+        return free
+
+
+def test_the_grain_of_a_residual_is_in_deviations_of_its_noise():
+    """5 and -3 in float32 are 4 x 2^-23 and 2 x 2^-23 from the next number, twice that is told, and sigma is 1/2."""
+    sent, clean = torch.tensor([[5.0, -3.0]]), torch.tensor([[4.0, -4.0]])
+    (found,) = _of_field(seen_of(sent, clean), Plain())
+    assert (found.client, found.round, found.part) == (1, 3, "Sent.z 0")
+    assert found.z.tolist() == [[2.0, 2.0]]
+    assert found.clean.tolist() == [[4.0, -4.0]]
+    assert (found.grain * 2**23).tolist() == [[2 * 4 / 0.5, 2 * 2 / 0.5]]
+    (coarse,) = _of_field(seen_of(sent.bfloat16(), clean), Plain())
+    assert (coarse.grain * 2**7).tolist() == [[2 * 4 / 0.5, 2 * 2 / 0.5]]
+
+
+@pytest.mark.parametrize(("number", "largest", "rounded"), [(64, 6.35, True), (63, 6.35, False), (64, 0.0, False)])
+def test_a_release_that_travels_in_eight_bits_is_known_to_its_cell(number, largest, rounded):
+    """Numbers of up to 6.35 travel as multiples of 6.35 / 127 = 0.05, of 64 numbers or more."""
+    sent = torch.zeros(1, number)
+    sent[0, 0] = -largest
+    found = _levels(seen_of(sent, sent, rounded=True), sent.double().numpy())
+    if not rounded:
+        assert found is None
+        return
+    assert found == pytest.approx(0.05 * np.arange(-127, 128), abs=1e-6)
+    assert _levels(seen_of(sent, sent), sent.double().numpy()) is None
+    (residual,) = _of_field(seen_of(sent, sent, rounded=True), Plain())
+    assert not residual.free
+    assert residual.sizes.low[0, 1] == pytest.approx(-0.025 / 0.5, abs=1e-6)
+    assert residual.sizes.high[0, 1] == pytest.approx(0.025 / 0.5, abs=1e-6)
 
 
 @pytest.mark.parametrize(

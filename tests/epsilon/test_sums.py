@@ -252,3 +252,34 @@ def test_noise_bill_and_figures_by_hand_for_whole_clients(where, engine, tmp_pat
     assert found.lower_bound == pytest.approx(min(bound, 3.0), rel=5e-3)
     assert (found.claim_epsilon, found.ledger_epsilon) == pytest.approx((3.0, 3.0), rel=1e-3)
     assert found.verdict == "not refuted"
+
+
+def test_the_noise_of_the_votes_on_a_clip_by_hand(monkeypatch):
+    """Four clients, norms of 0.5, 1, 3 and 0 where C = 2: votes of 1/2, 1/2, -1/2 and 0, in all 1/2. The sum says that
+    0.9 of them are within C, so 0.4 x 4 = 1.6 votes: 1.1 of noise, and its deviation is 2."""
+    real = [np.array([float(k), 1.0]) for k in range(4)]
+    policy = SimpleNamespace(where="server", clip=2.0)
+    now = SimpleNamespace(policy=policy, vote_sigma=2.0)
+    guarantee = SimpleNamespace(policy=SimpleNamespace(where="server", clip=9.0), vote_sigma=2.0, at=lambda C: now)
+    one = SimpleNamespace(ask=0, clip=2.0, secure=False, within=0.9, divisor=4, where="server", bound=None, invited=4)
+    norms = dict(enumerate((0.5, 1.0, 3.0, 0.0)))
+    made = SimpleNamespace(round=1, ask=0, record=lambda: "mean")
+    run_folder = SimpleNamespace(
+        record=SimpleNamespace(rounds=[SimpleNamespace(round=1, sums=[one])], setting=None),
+        transcript=SimpleNamespace(sums=lambda: [made]),
+    )
+    mean = np.sum(real, axis=0) / 4 + np.array([0.5, -0.25])  # the noise of the sum, over 4: 2 and -1
+    of = {"mean": SimpleNamespace(real=mean)} | {k: SimpleNamespace(real=real[k], k=k) for k in range(4)}
+    monkeypatch.setattr(audits, "replies", lambda *_: {(1, 0, k): ("message", k) for k in range(4)})
+    monkeypatch.setattr(audits, "one_message", lambda sent: True)
+    monkeypatch.setattr(audits, "_update", lambda reply, message: of[reply])
+    monkeypatch.setattr(audits, "clipped", lambda update, C: (update, norms[update.k]))
+    monkeypatch.setattr(audits, "deviation", lambda *_: 4.0)
+    found: list[audits.Residual] = []
+    monkeypatch.setattr(audits, "examine", lambda residuals, confidence: found.extend(residuals) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        audits._noise(run_folder, guarantee, 0.95, None)
+    sums, votes = found
+    assert sums.z == pytest.approx(np.array([[2 / 4, -1 / 4]]))
+    assert sums.clean == pytest.approx(np.array([[6 / 4, 4 / 4]]))
+    assert (votes.part, votes.z) == ("votes on the clip", pytest.approx(np.array([[1.1 / 2]])))

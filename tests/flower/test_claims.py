@@ -12,7 +12,7 @@ from flwr.server import strategy as older
 from flwr.serverapp import strategy as newer
 
 from fedaudit.flower import App, audit_mods, run_app
-from fedaudit.flower.claims import Reported, local_claims, reported, reported_audit, strategy_claim
+from fedaudit.flower.claims import LocalClaim, Reported, _free, local_claims, reported, reported_audit, strategy_claim
 from fedaudit.privacy.calibration import gaussian_epsilon
 
 
@@ -82,3 +82,23 @@ def test_an_epsilon_that_grows_is_that_of_the_run():
     assert remark is None
     assert reported(0, [{"loss": 0.3}, {"epsilon": 2.0, "target_delta": 1e-6}]) == Reported(0, 2.0, 1e-6)
     assert reported(0, [{"epsilon": "none"}, {"eps": True}]) is None
+
+
+@pytest.mark.parametrize(("sensitivity", "weaker"), [(1.0, True), (3.9, True), (4.0, False), (5.0, False)])
+def test_a_sensitivity_below_twice_the_clip_is_told(sensitivity, weaker):
+    """Two updates of norm 2 may lie 4 apart."""
+    claim = LocalClaim("mod", 1.0, 1e-5, 2.0, sensitivity)
+    assert claim.sigma == pytest.approx(sensitivity * math.sqrt(2 * math.log(1.25e5)))
+    assert ("may lie 4 apart, more than this sensitivity" in claim.text) is weaker
+    assert f"clipping norm 2, sensitivity {sensitivity:g}" in claim.text
+
+
+def test_what_a_function_holds_by_name():
+    inside = 3
+
+    def holds():
+        return inside
+
+    assert _free(holds) == {"inside": 3}
+    assert _free(len) == {}, "a builtin has no code"
+    assert _free(lambda: 1) == {}, "nothing is held"

@@ -279,3 +279,10 @@ def test_an_update_of_the_older_api_is_the_change_from_its_request():
     for start, end, got in zip(START, moved(), sent.values(), strict=True):
         assert np.allclose(got.numpy() - start, (end - start) / NORM, atol=1e-5)  # clipped to 1, as the default is
     assert told(reply).protection["fitres_parameters"].mechanism == "gaussian"
+
+
+def test_terms_without_a_word_ask_for_nothing():
+    terms = Terms()
+    assert (terms.kinds, terms.privacy, terms.records, terms.seed, terms.partitions, terms.canaries) == (
+        {}, {}, None, 0, 0, 0,
+    )  # fmt: skip

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import torch
-from flwr.app import Array, ConfigRecord, RecordDict
+from types import SimpleNamespace
 
-from fedaudit.flower.messages import Layout, downs, fields_of, tensor_of
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from torch import Tensor
+
+from fedaudit import State
+from fedaudit.flower.client import identify
+from fedaudit.flower.messages import Layout, _arrays, downs, fields_of, frame_bytes, tensor_of
 from fedaudit.flower.record_kinds import Names
 from fedaudit.wire.codec import encode
 
@@ -34,3 +41,22 @@ def test_numbers_that_the_codec_cannot_hold_become_texts():
     assert fields["config"].value == {"nodes": ["18446744073709551615", 5], "big": "9223372036854775808",
                                       "least": -(2**63)}  # fmt: skip
     assert encode(downs([fields], "train")[0])
+
+
+def test_the_frame_of_a_message_is_itself_and_its_table():
+    identify()
+    message = Message(RecordDict({"config": ConfigRecord({"a": 1})}), 1, "train")
+    assert frame_bytes(message) == len(message.deflate()) + len(message.content.deflate())
+    assert min(len(message.deflate()), len(message.content.deflate())) > 0
+
+
+@pytest.mark.parametrize(("unit", "names", "made"), [
+    ("record", ["e"], Tensor), ("record", ["e", "f"], dict), ("client", ["e"], State), (None, ["e"], State),
+])  # fmt: skip
+def test_arrays_with_a_row_for_each_record_are_tensors(unit, names, made):
+    record = ArrayRecord({name: Array(np.ones((2, 3), np.float32)) for name in names})
+    named = None if unit is None else SimpleNamespace(unit=unit)
+    layout = SimpleNamespace(named=lambda tensors: tensors, buffers=())
+    found = _arrays(record, named, layout)
+    assert type(found) is made
+    assert torch.equal(found if made is Tensor else found["e"], torch.ones(2, 3))

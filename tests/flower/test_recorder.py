@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
+import xxhash
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from fedaudit.cli.main import app as cli
 from fedaudit.errors import DataError, RunError, SettingError
+from fedaudit.flower import recorder
+from fedaudit.flower.recorder import Recorder
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.wire.channel import RoundTraffic
+from fedaudit.wire.message import Size
 
 PARAMETERS = 64 * 32 + 32 + 32 * 10 + 10
 
@@ -370,3 +376,50 @@ def test_a_killed_run_goes_on(tmp_path):
     assert resumed.returncode == whole.returncode == 0, resumed.stderr + whole.stderr
     assert resumed.stdout == whole.stdout
     assert resumed.stdout.split(" ", 1)[1] == "[1, 2, 3]\n"
+
+
+# --- single steps of the recorder, by hand
+
+
+def test_bytes_of_rounds_add_up_by_field():
+    """A field without a payload, such as a frame, has wire bytes alone."""
+    here = SimpleNamespace(traffic={}, releases={}, digest="")
+    for payload, buffers, wire in ((12, 4, 30), (20, 8, 50)):
+        seen = RoundTraffic()
+        seen.wire = {("up", "A.w"): wire, ("up", "A.(frame)"): 7, ("down", "B.w"): 1}
+        seen.sizes = {("up", "A.w"): Size(payload, buffers)}
+        seen.digests = [f"{wire}"]
+        Recorder._count(here, seen)
+    assert {key: (row.payload, row.buffers, row.wire) for key, row in here.traffic.items()} == {
+        ("up", "A.w"): (32, 12, 80), ("up", "A.(frame)"): (0, 0, 14), ("down", "B.w"): (0, 0, 2),
+    }  # fmt: skip
+    once = xxhash.xxh3_128_hexdigest(b"30")
+    assert here.digest == xxhash.xxh3_128_hexdigest(f"{once}50".encode())
+
+
+@pytest.mark.parametrize("unknown", ["model", "arrays", "world"])
+def test_arrays_that_nobody_knows_are_no_model(unknown):
+    known = {"model": "m", "arrays": "a", "world": "w"} | {unknown: None}
+    assert Recorder._loaded(SimpleNamespace(**known)) is None
+
+
+def test_a_round_has_the_largest_number_that_its_requests_name():
+    here = SimpleNamespace(wire="open", number=None, t=4)
+    for named, number in ((None, None), (3, 3), (None, 3), (2, 3), (5, 5)):
+        Recorder._begin(here, named)
+        assert (here.number, here.t) == (number, 4)
+
+
+@pytest.mark.parametrize("remark", [None, "it does not grow"])
+def test_a_remark_on_a_reported_epsilon_is_noted(remark, monkeypatch):
+    notes = []
+    rounds = [SimpleNamespace(participants=[0, 1, 2], absent=[SimpleNamespace(client=1)])]
+    record = SimpleNamespace(ledger=[SimpleNamespace(epsilon=1.0), SimpleNamespace(epsilon=3.0)], rounds=rounds)
+    central = SimpleNamespace(audit=lambda t, ledger: ("central", t, ledger), remark=lambda least: f"{least} took part")
+    here = SimpleNamespace(
+        record=record, t=6, local=[SimpleNamespace(audit=lambda ledger: ("local", ledger))], central=[central],
+        reported=["said"], note=notes.append,
+    )  # fmt: skip
+    monkeypatch.setattr(recorder, "reported_audit", lambda found, ledger: (("reported", found, ledger), remark))
+    assert Recorder._claimed(here) == [("local", 3.0), ("central", 6, 3.0), ("reported", ["said"], 3.0)]
+    assert notes == ["2 took part", *([remark] if remark else [])]

@@ -182,3 +182,11 @@ def test_it_can_be_trained_privately(tiny, tmp_path):
 def test_the_preset_is_the_rival_of_fedzge():
     method = registry.find("fedgen").make({}, "fedzge")
     assert (method.space, method.d, method.hidden, method.B_g) == ("image", 100, 128, 500)
+
+
+def test_one_client_is_enough_for_a_generator():
+    method = FedGen(d=4, hidden=8, I_g=1, B_g=4)
+    teacher = frozen(Net(nn.Flatten(), nn.Linear(64, 3), width=64, arch="by hand"))
+    before = method.generator(Stage(), 64)
+    after = method.learn_generator(Stage(), state_of(before), Many([teacher]), torch.ones(1, 3))
+    assert after.keys() == state_of(before).keys()

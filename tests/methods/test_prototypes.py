@@ -233,3 +233,12 @@ def test_a_decoder_is_trained_on_a_single_public_image():
     )  # fmt: skip
     transfer.trained_decoder(server, 3, 4, 1)
     assert made[-4:] == [(256, 64), (256,), (6, 256), (6,)]
+
+
+def test_a_batch_of_class_vectors_has_two_rows_at_least():
+    """Batch norm needs two. Of none there is a zero, twice."""
+    device = torch.device("cpu")
+    one, other = torch.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0])
+    assert transfer.rows({5: other, 1: one}, (2,), device).tolist() == [[1, 2], [3, 4]]
+    assert transfer.rows({5: other}, (2,), device).tolist() == [[3, 4], [3, 4]]
+    assert transfer.rows({}, (2,), device).tolist() == [[0, 0], [0, 0]]

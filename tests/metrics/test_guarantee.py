@@ -115,3 +115,18 @@ def test_a_budget_is_held_against_a_figure():
         made(lambda record: None).limited(run)
     with pytest.raises(SettingError, match="because"):
         made(lambda record: 3, refusal=lambda record: "because").limited(run)
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        (None, guarantee.NOT_COMPOSED),
+        (0.0, guarantee.NOTHING_SENT),
+        (2.5, "ε = 2.5, δ = 1e-05"),
+        (math.inf, "ε = inf, δ = 1e-05"),
+    ],
+)
+def test_what_the_messages_alone_have_in_words(messages, text, monkeypatch):
+    monkeypatch.setattr(guarantee, "messages_epsilon", lambda records: messages)
+    monkeypatch.setattr(guarantee, "largest_delta", lambda records: 1e-5)
+    assert guarantee.messages_text([]) == text

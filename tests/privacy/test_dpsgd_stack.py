@@ -12,6 +12,7 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import adam, ce, run, sgd
 from fedaudit.errors import PrivacyError
+from fedaudit.privacy import dpsgd_stack
 from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together, private_stacks
 from fedaudit.privacy.policy import Policy
 from fedaudit.training import models
@@ -116,3 +117,19 @@ def test_a_stacked_run_bills_and_sends_what_a_serial_one_does(tmp_path: Any) -> 
     for x, y in zip(a, b, strict=True):
         for name, t in x["w"].items():
             assert torch.allclose(t, y["w"][name], atol=1e-5)
+
+
+@pytest.mark.parametrize(("rows", "widest"), [(6, 3), (7, 3), (1, 1)])
+def test_so_many_rows_are_in_memory_at_a_time(rows: int, widest: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """6 or 7 rows over two clients are 3 of each, and of each one at least."""
+    monkeypatch.setattr(dpsgd_stack, "ROWS", rows)
+    real, seen = dpsgd_stack._row_gradients, []
+
+    def counted(job: Job, dims: Any) -> Any:
+        made = real(job, dims)
+        return lambda params, rest, given, x, y: seen.append(x.shape[:2]) or made(params, rest, given, x, y)
+
+    monkeypatch.setattr(dpsgd_stack, "_row_gradients", counted)
+    fit_private_together(jobs([20, 25], batch=15, epochs=None, steps=2))
+    assert {clients for clients, _ in seen} == {2}
+    assert max(width for _, width in seen) == widest

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from fedaudit.privacy.mechanism_outputs import Diverged, HandedOver, Neighbour, Recorder, structure_of
+from fedaudit.privacy.mechanism_outputs import Diverged, HandedOver, Neighbour, Recorder, Tape, structure_of
 from fedaudit.privacy.noise_key import NoiseKey
+from fedaudit.wire.codec import decode_tree
 
 CPU = torch.device("cpu")
 
@@ -86,3 +88,13 @@ def test_a_structure_says_keys_shapes_and_types_and_no_numbers():
     assert structure_of({1: torch.zeros(2, 3), "a": [1, torch.ones(1, dtype=torch.int8)]}) == (
         "dict{1: float32[2, 3], 'a': list[int, int8[1]]}"
     )
+
+
+def test_a_tape_keeps_what_is_not_finite():
+    """A twin is handed what the mechanism let out, whatever it is: the wire refuses it later."""
+    tape = Tape()
+    tape.add({"a": torch.tensor([1.0, torch.inf, torch.nan])})
+    tape.add({"b": 2})
+    first, second = (decode_tree(blob, device=CPU) for blob in tape.items())
+    assert first["a"].tolist() == pytest.approx([1.0, math.inf, math.nan], nan_ok=True)
+    assert second == {"b": 2}

@@ -114,3 +114,12 @@ def test_the_level_at_which_a_scale_is_found():
     assert of.level(found, 0.9) < 0.01
     assert of.level(GRID[GRID.index(found) - 1], 0.9) >= 0.01, "the next larger one would not be found"
     assert Count(2, 0.25, 0).finds(0.01, 0.9) == 0.0
+
+
+@pytest.mark.parametrize("t", [-0.7, 0.0, 0.5])
+def test_cumulants_by_hand_where_a_value_is_impossible(t):
+    """Ten numbers that are 1 with 0.4, else 0; 9 and -5 have no probability: K = 10 log(0.6 + 0.4 e^t)."""
+    of = Count(10, 0.4, 3)
+    of._scores, of._chances = [np.array([[-5.0, 0.0, 1.0, 9.0]])], [np.array([[0.0, 0.6, 0.4, 0.0]])]
+    q = 0.4 * math.exp(t) / (0.6 + 0.4 * math.exp(t))
+    assert of._cumulants(t) == pytest.approx((10 * math.log(0.6 + 0.4 * math.exp(t)), 10 * q, 10 * q * (1 - q)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from fedaudit.errors import ContractError, NotApplicable, RunError
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.runtime import asking
 from fedaudit.runtime.asking import RoundSoFar, asker, check_open, drops_out, participants_of, quorum_of
+from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.run_record import RoundRecord
 from fedaudit.runtime.task import Done
 from fedaudit.setting import Setting
@@ -84,6 +86,20 @@ def test_who_failed_is_not_asked_again_in_the_round(tiny, tmp_path):
         if e.direction == "down":
             asked.setdefault((e.round, e.ask), []).append(e.client)
     assert asked == {(1, 0): [0, 1, 2], (1, 1): [0, 2], (2, 0): [0, 1, 2], (2, 1): [0, 1, 2]}
+
+
+class LosesTasks(SerialEngine):
+    """Says that client 0's task was lost twice before, and client 2's three times."""
+
+    def map(self, tasks):
+        for done in super().map(tasks):
+            yield dataclasses.replace(done, redone={0: 2, 2: 3}.get(done.k, 0))
+
+
+def test_each_time_that_a_task_was_done_again_counts(tiny, tmp_path):
+    """Two asks a round, and five times in each a task was done again."""
+    record = run(tiny("outside:Draws", rounds=1, clients=3), out=tmp_path / "a", engine=LosesTasks())
+    assert [row.redone for row in record.rounds] == [10]
 
 
 # --- an ask by hand ------------------------------------------------------------------------------------------------

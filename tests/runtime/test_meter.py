@@ -186,3 +186,8 @@ def test_peaks_begin_at_nothing() -> None:
     timings.add([], rss=5, gpu=None)
     timings.add([], rss=3, gpu=2)
     assert (timings.peak_rss_bytes, timings.peak_gpu_bytes) == (5, 2)
+
+
+def test_a_party_that_did_not_wait_was_away_for_no_time():
+    away = Away()
+    assert (away.wall_s, away.share_s, away.share, away.events, away.stack) == (0.0, 0.0, 0.0, None, None)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -371,3 +373,32 @@ def test_where_onednn_computes(
     monkeypatch.setattr(task.platform, "machine", lambda: machine)
     world: Any = SimpleNamespace(setting=SimpleNamespace(onednn=asked), shape=(3, side, side))
     assert task.uses_onednn(world) is uses
+
+
+@pytest.mark.parametrize(
+    ("precision", "engine", "step", "wanted"),
+    [
+        ("bf16", "stacked", "auto", ("recorded", True, True)),
+        ("float32", "serial", "eager", ("eager", False, False)),
+        ("tf32", "serial", "recorded", ("recorded", False, False)),
+    ],
+)
+def test_the_conditions_of_a_computation_are_those_of_the_setting(
+    precision: str, engine: str, step: str, wanted: tuple[str, bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+
+    @contextmanager
+    def conditions(step: str, *, bf16: bool, stacked: bool) -> Iterator[None]:
+        seen.append((step, bf16, stacked))
+        yield
+
+    monkeypatch.setattr(task, "conditions", conditions)
+    setting = SimpleNamespace(
+        threads=torch.get_num_threads(), deterministic=True, precision=precision, step=step, onednn=True, engine=engine
+    )
+    monkeypatch.setattr(task, "chosen_engine", lambda setting: setting.engine)
+    world: Any = SimpleNamespace(setting=setting, device=CPU, shape=(1, 8, 8))
+    with task.compute(world):
+        pass
+    assert seen == [wanted]

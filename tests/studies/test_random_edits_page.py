@@ -4,47 +4,86 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+import pytest
 from pages import RESULTS, STUDIES, script
 from scipy.stats import binomtest
 
-KEPT = json.loads((STUDIES / "random_edits" / "drawn.json").read_text())
+FIRST, SECOND = json.loads((STUDIES / "random_edits" / "drawn.json").read_text())["draws"]
 TEXT = (RESULTS / "random_edits.md").read_text()
+PROSE = " ".join(TEXT.split())
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.splitlines() if line.startswith("|")][2:]
+STRICT = r"fedaudit/(privacy|epsilon|attack|wire)/.+\.py:"
 
 
-def of_room(room: str) -> list[dict[str, str]]:
-    if room == "all":
-        return KEPT["edits"]
+def of_room(draw: dict[str, Any], room: str) -> list[dict[str, str]]:
     inner = r"[^/]+\.py" if room == "fedaudit" else r".+\.py"
-    return [one for one in KEPT["edits"] if re.match(rf"{room}/{inner}:", one["edit"])]
+    pattern = {"all": "", "privacy, epsilon, attack, wire": STRICT}.get(room, rf"{room}/{inner}:")
+    return [one for one in draw["edits"] if re.match(pattern, one["edit"])]
+
+
+def counted(edits: list[dict[str, str]], when: str) -> str:
+    """How many of the edits that count were noticed, with Wilson's interval by scipy."""
+    killed, alive = (sum(one[when] == fate for one in edits) for fate in ("killed", "survived"))
+    if not killed + alive:
+        return "-"
+    found = binomtest(killed, killed + alive).proportion_ci(method="wilson")
+    return f"{killed} of {killed + alive}: {killed / (killed + alive):.0%} [{found.low:.0%}, {found.high:.0%}]"
 
 
 def test_the_table_counts_the_kept_edits() -> None:
-    assert script("random_edits_table").table(KEPT["edits"]) in TEXT
+    assert script("random_edits_table").table([FIRST, SECOND]) in TEXT
     assert len(ROWS) > 10
-    assert sum(len(of_room(room)) for room, *_ in ROWS[:-1]) == len(of_room(ROWS[-1][0])) == len(KEPT["edits"])
+    assert [room for room, *_ in ROWS[-2:]] == ["privacy, epsilon, attack, wire", "all"]
+    for draw in (FIRST, SECOND):
+        assert sum(len(of_room(draw, room)) for room, *_ in ROWS[:-2]) == len(of_room(draw, "all"))
     for room, *cells in ROWS:
-        edits = of_room(room)
-        for when, (count, share) in zip(("before", "after"), (cells[:2], cells[2:4]), strict=True):
-            killed, alive = (sum(one[when] == fate for one in edits) for fate in ("killed", "survived"))
-            assert count == f"{killed} of {killed + alive}", room
-            if killed + alive:
-                found = binomtest(killed, killed + alive).proportion_ci(method="wilson")
-                assert share == f"{killed / (killed + alive):.0%} [{found.low:.0%}, {found.high:.0%}]", room
-        assert cells[4] == str(sum(one["after"] == "equivalent" for one in edits))
+        both = [of_room(draw, room) for draw in (FIRST, SECOND)]
+        assert cells[:4] == [counted(edits, when) for edits in both for when in ("before", "after")], room
+        assert cells[4] == str(sum(one["after"] == "equivalent" for edits in both for one in edits))
 
 
-def test_what_the_page_says_of_the_draw() -> None:
-    edits = KEPT["edits"]
-    seeds, number = KEPT["seeds"], KEPT["number"]
-    assert seeds == [21, 22, 23]
-    assert f"of {number} edits each, from {KEPT['drawn_from']:,} that there are" in TEXT
-    assert len(edits) + KEPT["flower"] == len(seeds) * number
-    assert f"{KEPT['flower']} of the {len(seeds) * number}) were not tried" in TEXT
-    assert f"{sum(one['before'] == 'untried' for one in edits)} edits are left out there" in TEXT
-    assert not [one for one in edits if one["edit"].startswith("fedaudit/flower/")]
+@pytest.mark.parametrize(("draw", "seeds"), [(FIRST, [21, 22, 23]), (SECOND, [31, 32, 33, 34])])
+def test_what_the_page_says_of_a_draw(draw: dict[str, Any], seeds: list[int]) -> None:
+    edits = draw["edits"]
+    assert draw["seeds"] == sorted({one["seed"] for one in edits}) == seeds
+    assert f"(seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]})" in PROSE
+    assert draw["number"] == 105
+    assert f"from {draw['drawn_from']:,}" in PROSE
+    assert len(edits) + draw.get("flower", 0) + draw.get("missing", 0) == len(seeds) * draw["number"]
     for one in edits:
-        assert one["after"] in ("killed", "equivalent")
+        assert one["after"] in ("killed", "equivalent", "survived")
         assert one["before"] != "killed" or one["after"] == "killed"
-        assert one["after"] == "equivalent" or one["before"] == "killed" or one["by"].startswith("tests/"), one["edit"]
+        assert one["after"] != "killed" or one["before"] == "killed" or one["by"].startswith("tests/"), one["edit"]
+
+
+def test_edits_that_are_left_out_or_have_no_test_are_told() -> None:
+    left_out = [
+        sum(one["before"] == "untried" and not one["edit"].startswith("fedaudit/flower/") for one in draw["edits"])
+        for draw in (FIRST, SECOND)
+    ]
+    assert f"They are {left_out[0]} of the first draw and {left_out[1]} of the second." in PROSE
+    assert not [one for one in FIRST["edits"] if one["after"] == "survived"]
+    without = sum(one["after"] == "survived" for one in SECOND["edits"])
+    assert f"On {without} edits of the second draw no test was seen to fail yet" in PROSE
+    of_flower = of_room(SECOND, "fedaudit/flower")
+    assert not of_room(FIRST, "fedaudit/flower")
+    assert {one["before"] for one in of_flower} == {"untried"}
+    assert f"The {FIRST['flower']} of the first draw were not tried at all. The {len(of_flower)} of the second" in PROSE
+    assert (SECOND["missing"], len(SECOND["edits"])) == (1, 419)
+
+
+def test_the_two_fresh_shares() -> None:
+    """Neither draw meets its goal, and the second share is not above the first one's interval."""
+    for room, goal, words in (
+        ("all", 0.90, "Of the first draw {} were noticed, of the second one {}."),
+        ("privacy, epsilon, attack, wire", 0.95, "{} of the first draw were noticed there, and {} of the second."),
+    ):
+        shares = [counted(of_room(draw, room), "before").replace(": ", ", ") for draw in (FIRST, SECOND)]
+        assert words.format(*shares) in PROSE
+        for share in shares:
+            assert float(re.findall(r"(\d+)%", share)[0]) / 100 < goal
+    first, second = (re.findall(r"(\d+)%", counted(draw["edits"], "before")) for draw in (FIRST, SECOND))
+    assert int(second[0]) <= int(first[2])
+    assert 0.15 < 1 - int(second[0]) / 100 < 0.25, "about one in five"

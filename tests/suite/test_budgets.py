@@ -227,6 +227,8 @@ def test_decimal_and_binary_units_are_told_apart():
     assert bytes_text(1_500_000) == "1.50 MB"
     assert bytes_text(1.5 * 2**20, binary=True) == "1.50 MiB"
     assert bytes_text(999) == "999 B"
+    assert [bytes_text(n) for n in (1000, -1000, 10**6)] == ["1.00 kB", "-1.00 kB", "1.00 MB"]
+    assert [bytes_text(n, binary=True) for n in (1000, 1024, 2**20)] == ["1000 B", "1.00 KiB", "1.00 MiB"]
     assert bytes_text(5e15) == "5000.00 TB"
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.errors import ContractError
-from fedaudit.training.fit import Turns, adam, batches, check_pure, fit, sgd
+from fedaudit.training.fit import Turns, adam, batches, check_pure, check_rows, fit, sgd
 
 
 def ce(f, x, y):
@@ -236,3 +236,18 @@ def test_what_cannot_be_recorded_is_not_tried_again(monkeypatch):
         assert gradient._records == goes_on
         if size == 3:
             assert len(tried) == 1
+
+
+@pytest.mark.parametrize(
+    "data", [(), ([1, 2],), (torch.ones(2), [1, 2]), ([1, 2], torch.ones(2)), (torch.ones(2), torch.tensor(1.0))]
+)
+def test_each_part_of_the_data_is_a_tensor_with_rows(data):
+    with pytest.raises(ContractError, match="data is not a tuple of tensors"):
+        check_rows(data)
+
+
+def test_all_parts_of_the_data_have_the_same_rows():
+    assert check_rows((torch.ones(3, 2), torch.ones(3))) == 3
+    for sizes in ((3, 2), (0, 0)):
+        with pytest.raises(ContractError, match="one common, positive number of rows"):
+            check_rows([torch.ones(n) for n in sizes])

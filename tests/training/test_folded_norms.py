@@ -75,3 +75,11 @@ def test_a_convolution_without_a_bias_gets_the_norms_in_a_stack() -> None:
     x = torch.randn(3, 1, 16, 16, dtype=torch.float64)
     for got, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
         torch.testing.assert_close(got, net(x), atol=1e-9, rtol=1e-9)
+
+
+def test_a_network_without_batch_norms_stays_what_it_is() -> None:
+    nets = [trained("mlp", seed) for seed in (0, 1)]
+    bare, states, norms = folded(nets)
+    assert bare is nets[0], "no copy is made"
+    assert norms == []
+    assert all(dict(net.named_parameters()).keys() == state.keys() for net, state in zip(nets, states, strict=True))

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.training import models
 from fedaudit.training.cuda_graphs import conditions
-from fedaudit.training.stacked.networks import Many, _groups, answers
+from fedaudit.training.stacked.networks import Many, _groups, _on_gpu, answers
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
 
@@ -119,3 +119,8 @@ def test_batch_norms_of_one_channel_are_run_one_after_the_other(training: bool) 
     assert len(many._stacks) == (0 if training else 1)
     x = torch.randn(5, 1, 8, 8)
     torch.testing.assert_close(torch.stack(many(x)), torch.stack([f(x) for f in networks]))
+
+
+def test_a_tensor_of_the_processor_is_on_no_gpu() -> None:
+    assert not _on_gpu(torch.zeros(1))
+    assert not _on_gpu(torch.zeros(1, device="meta"))

@@ -15,6 +15,7 @@ from fedaudit import adam
 from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt, Turns
 from fedaudit.training.stacked import mapped_loss, stack, stackable, steppers
+from fedaudit.training.stacked.given import stacked_given
 from fedaudit.training.stacked.mapped_loss import _Picks
 from fedaudit.training.stacked.masked_norms import MaskedNorms
 from fedaudit.training.stacked.stack import Job, _filled, _Fitting, fit_together
@@ -383,3 +384,27 @@ def test_a_compiled_step_is_for_the_shape_that_it_was_compiled_for(monkeypatch: 
 
     assert [call(8), call(8), call(5), call(8)] == ["compiled plain", "compiled plain", "plain", "compiled plain"]
     assert [call(5, torch.ones(5)), call(8, torch.ones(8))] == ["compiled masked", "masked"]
+
+
+@pytest.mark.parametrize(("records", "group"), [(False, [0, 2]), (True, [0]), (True, [2, 0])])
+def test_a_step_is_replayed_only_for_all_who_are_active(records: bool, group: list[int]) -> None:
+    """Nothing else of the training is looked at: neither batches nor recordings."""
+    here: Any = SimpleNamespace(records=records, active=[0, 2])
+    assert _Fitting._recorded_step(here, group) is False
+
+
+@pytest.mark.parametrize(
+    ("options", "plain"),
+    [
+        ({"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 1}, True),
+        ({"lr": torch.tensor(0.1), "momentum": 0.9}, False),
+        ({"lr": 0.1, "momentum": torch.tensor(0.9)}, False),
+    ],
+)
+def test_a_rate_that_is_a_tensor_is_left_to_torch(options: dict[str, Any], plain: bool) -> None:
+    assert (type(stepper(Opt(torch.optim.SGD, options))) is steppers._SGD) is plain
+
+
+def test_lists_of_unequal_lengths_are_no_form_that_all_share() -> None:
+    with pytest.raises(ValueError, match="differs in form"):
+        stacked_given([(torch.ones(2), torch.ones(2)), (torch.ones(2),)], dry=False)

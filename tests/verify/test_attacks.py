@@ -268,3 +268,15 @@ def test_other_code_is_an_excuse(there, now, words, monkeypatch, tmp_path):
     found = attacks._other_code(SimpleNamespace(attack="loss", source=there), SimpleNamespace(folder=tmp_path))
     assert found.startswith(words)
     assert bool(found) is bool(words)
+
+
+@pytest.mark.parametrize(
+    ("off", "verdict"), [(0.5, "recomputed"), (2.0, "contradicted"), (-0.5, "recomputed"), (-2.0, "contradicted")]
+)
+def test_the_presence_of_classes_may_be_off_by_rounding(off, verdict):
+    """One class that is held at 0.7, two that are not at 0.2 and 0.8: one pair of two, so 0.5 in either limit."""
+    said = SimpleNamespace(pooled=SimpleNamespace(presence=SimpleNamespace(value=0.5 + off * attacks.CLOSE)))
+    case = SimpleNamespace(found=Findings())
+    claimed, held = np.array([0.7, 0.2, 0.8]), np.array([True, False, False])
+    attacks._check_presence(case, "presence", "results.0", said, claimed, held)
+    assert [(one.figure, one.verdict) for one in case.found.list] == [("presence", verdict)]

@@ -134,3 +134,15 @@ def test_which_code_ran(other_code, old, verdict, monkeypatch):
     case.found = Findings()
     code.check_code(case)
     assert case.found.list[1].reason == "those recorded are those that are here"
+
+
+@pytest.mark.parametrize("gone", [["clients"], ["seed", "privacy"]])
+def test_an_entry_that_is_not_there_is_named(gone, tmp_path):
+    """Options that came later may be missing; of these entries the first one is told."""
+    setting = Setting.make(method="fedavg", clients=3)
+    known = {key: value for key, value in setting.model_dump(mode="json").items() if key not in gone}
+    (tmp_path / "setting.json").write_text(json.dumps(known))
+    case = SimpleNamespace(folder=tmp_path, record=SimpleNamespace(setting=setting), head=None, found=Findings())
+    code.check_copies(case)
+    wrong = [one for one in case.found.list if one.verdict == "contradicted"]
+    assert [(one.figure, one.field) for one in wrong] == [("setting", gone[0])]

@@ -413,3 +413,13 @@ def test_other_noise_is_not_given_to_the_second_accountant(monkeypatch):
     case = made([client(0, entries, by_relation={"replace-one": total})])
     checks.check_second_accountant(case)
     assert [one.verdict for one in case.found.list] == ["the author's word"]
+
+
+def test_policies_are_those_of_the_world_and_without_it_those_of_the_setting():
+    setting = SimpleNamespace(privacy={"embeddings": {"epsilon": 2.0}})
+    case = SimpleNamespace(world=SimpleNamespace(policies="its own"), record=SimpleNamespace(setting=setting))
+    assert checks._policies(case) == "its own"
+    case.world = None
+    assert {kind: policy.epsilon for kind, policy in checks._policies(case).items()} == {"embeddings": 2.0}
+    setting.privacy = {"nothing of this name": {"epsilon": 2.0}}
+    assert checks._policies(case) == {}

@@ -173,3 +173,27 @@ def test_digests_are_read_once_and_of_packs_that_are_there(tmp_path, monkeypatch
     assert [(one.field, one.recorded, one.recomputed) for one in case.found.list] == [
         ("row 5, digest", "of cde", "of fgh")
     ]
+
+
+@pytest.mark.parametrize("dropped", [[], [1, 2, 5]])
+def test_rounds_of_which_no_model_was_kept_are_told(dropped, tmp_path):
+    (tmp_path / "transcript").mkdir()
+    (tmp_path / "transcript" / "index.jsonl").touch()
+    contents = SimpleNamespace(damage=[], text=lambda: "3 messages", digest="d", dropped=dropped)
+    record = SimpleNamespace(transcript_digest="d", setting=SimpleNamespace(keep_weights=4))
+    case = SimpleNamespace(folder=tmp_path, contents=contents, record=record, found=Findings())
+    traffic.check_transcript(case)
+    words = [str(one) for one in case.found.list if one.figure == "model states of early rounds"]
+    assert len(words) == bool(dropped)
+    assert all("none of 3 rounds (keep_weights = 4)" in text for text in words)
+
+
+def test_five_wrong_messages_are_named():
+    """Contradictions of another figure do not count among them."""
+    case = SimpleNamespace(found=Findings())
+    case.found.contradicted("seal", "seal.json", "digest", "a", "b")
+    index = traffic._Index(case)
+    for i in range(8):
+        index._wrong(f"{i}.size", i, i + 1)
+    assert index.wrong
+    assert [one.field for one in case.found.list if one.figure == "messages"] == [f"{i}.size" for i in range(5)]

@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from fedaudit import Down, Record, Size, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_tree, read_header
+from fedaudit.wire.codec import decode, decode_tree, encode, encode_lazily, encode_tree, read_header
 from fedaudit.wire.codec.grammar import STRING_LIMIT, _Decoder, _fits, _placed
+from fedaudit.wire.codec.packing import Held
 from fedaudit.wire.message import size_of
 
 DTYPES = [
@@ -430,3 +431,23 @@ def test_a_compressed_state_that_lacks_a_tensor_is_refused():
     assert list(_Decoder([torch.ones(1), torch.ones(2)]).value(state)) == ["a", "b"]
     with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
         _Decoder([torch.ones(1)]).value(state)
+
+
+class Mixed(Up):
+    x: Tensor = public()
+    y: Tensor = public(finite=False)
+
+
+class NoTensor(Up):
+    n: int = public()
+
+
+def test_a_message_with_one_format_that_cannot_be_held_is_made_bytes_at_once():
+    """float32 is held, float8 is not: the message as a whole is not. One without any tensor is."""
+    message = Mixed(torch.ones(3), torch.ones(2).to(torch.float8_e4m3fn))
+    made = encode_lazily(message, torch.device("cpu"))
+    assert isinstance(made, bytes)
+    assert made == encode(message)
+    held = encode_lazily(NoTensor(3), torch.device("cpu"))
+    assert isinstance(held, Held)
+    assert bytes(held) == encode(NoTensor(3))

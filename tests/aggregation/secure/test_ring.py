@@ -60,3 +60,11 @@ def test_other_sizes_are_refused():
         Ring((Part(2, 1.0),), 2).encoded([np.zeros(3)])
     with pytest.raises(RunError, match="cannot sum"):
         Ring((Part(2, 1.0),), 1 << 30)
+
+
+@pytest.mark.parametrize("at", [0, 2, -1])
+def test_one_number_that_is_not_finite_among_others_is_refused(at):
+    vector = np.array([0.5, -0.25, 0.0, 1.0])
+    vector[at] = np.nan
+    with pytest.raises(RunError, match="NaN or infinity"):
+        Ring((Part(4, 1.0),), 2).encoded([vector])

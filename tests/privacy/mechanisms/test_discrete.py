@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
-from noised import Answers, Counts, Images, Rows, context, measured, profile, released, times
+from noised import Answers, Counts, Images, Means, Rows, context, measured, profile, released, times
 from scipy import stats
 
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_delta
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.discrete import ORDERS, reach
@@ -253,3 +254,31 @@ def test_an_entry_of_counts_follows_from_its_policy():
 
 def test_what_is_never_computed_has_no_weight():
     assert (reach(0.1), reach(1.0), reach(10.0)) == (14, 26, 152)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_of_unequal_class_means_the_least_noise_has_256_steps_at_least(name):
+    """Means of 3 and of 81 records: one record moves the second 40 times less, and its noise is on the same grid."""
+    means = {0: torch.full((4,), 0.5), 1: torch.full((4,), -0.25)}
+    _, ready, noisy = released(Means, means, policy(name), tables=[{0: 3, 1: 81}])
+    assert ready.sigmas[0] == pytest.approx(40 * ready.sigmas[1])
+    assert 256 <= ready.sigmas[1] / ready.grid < 512
+    for leaf in noisy:
+        assert torch.equal((leaf / ready.grid).round(), leaf / ready.grid)
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_event_of_an_entry_by_hand(name):
+    """Two steps in each of three rounds. Rows compose by their bound, counts as often as one record moves them, and
+    what has no noise, or is free, by its multiplier alone."""
+    how = mechanism_named(name)
+    facts = {"field": "Sent.z", "kind": "embeddings", "mechanism": name, "relation": "replace-one", "steps": 2,
+             "rounds": [1, 2, 3]}  # fmt: skip
+    rows = how.event(LedgerEntry(**facts, noise_multiplier=2.0, sigma=12.0, grid=0.03125))
+    assert (rows.noise_multiplier, rows.sample_rate, rows.count) == (2.0, 1.0, 6)
+    assert rows.loss.renyi([3.0]) == pytest.approx(how.of_rows(2.0, 256.0).renyi([3.0]))
+    counts = how.event(LedgerEntry(**facts, noise_multiplier=2.0, sigma=3.0, grid=1.0, moves=2))
+    assert (counts.noise_multiplier, counts.count) == (2.0, 12)
+    assert counts.loss is not None
+    for m, sigma, grid in ((math.inf, 12.0, 1.0), (0.0, 12.0, 1.0), (2.0, None, 1.0), (2.0, 12.0, None)):
+        assert how.event(LedgerEntry(**facts, noise_multiplier=m, sigma=sigma, grid=grid)) == Event(m, 1.0, 6)

@@ -17,7 +17,7 @@ from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.mechanisms import randomised_response
 from fedaudit.privacy.mechanisms.base import mechanism_named
-from fedaudit.privacy.mechanisms.randomised_response import ResponseLoss, flip, keeps
+from fedaudit.privacy.mechanisms.randomised_response import ResponseLoss, _deviation, flip, keeps
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection
@@ -241,3 +241,12 @@ def test_the_largest_number_that_is_drawn_points_at_another_label(dtype, p):
     assert float((u - p) / (1 - p)) == 1.0
     for k in (2, 3, 10):
         assert flip(torch.tensor([1]), u, p, k).tolist() == [0], "the last step leads to the label before"
+
+
+def test_the_deviation_of_an_estimated_count_by_hand():
+    """12 labels, of which each stays with 1/2 and becomes each other with 1/6: 1/4 is the larger variance,
+    12/4 = 3, and the estimate divides by 1/2 - 1/6. With 0.9 and 0.4 the labels that come from others vary more."""
+    assert _deviation(12, 1 / 2, 1 / 6) == pytest.approx(3 * math.sqrt(3))
+    assert _deviation(50, 0.9, 0.4) == pytest.approx(math.sqrt(50 * 0.24) / 0.5)
+    made = context(n=12, classes=4, label_counts={"mechanism": "randomised-response", "epsilon": math.log(3)})
+    assert protect(Counts(torch.tensor([3.0, 3.0, 3.0, 3.0])), made)[2][0].sigma == pytest.approx(3 * math.sqrt(3))
