@@ -33,7 +33,7 @@ def table(folder: Path) -> str:
 def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
     lines = []
     if weak := sum(row.untrained for row in rows):
-        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so attacks find nothing.")
+        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: if nothing was learnt, attacks find nothing.")
     if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
     if still := sum(bool(row.idle) for row in rows):
