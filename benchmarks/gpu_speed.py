@@ -157,6 +157,20 @@ def equality(bench: Bench) -> None:
                         found[f"{entry.round}.{entry.ask} {entry.direction} {entry.client} {name} {key}"] = t.double()
         return found
 
+    deep: dict[str, Any] = {"method": "fedavg", "dataset": "digits", "clients": 4, "rounds": 2, "keep_weights": 2}
+    deep |= {
+        "precision": "tf32",
+        "model": "cnn_bn" if bench.tiny else "resnet18_cifar",
+        "partition": "dirichlet:0.5",
+        "set": {"E": 3, "B": 16},
+    }
+    with double("fedavg"):  # in float64 nothing is rounded to TF32, and models still go side by side
+        (_, a, _), (_, b, _) = (bench.run(**deep, **how) for how in (SERIAL, STACKED))
+        x, y = sent(a), sent(b)
+        far = max(float((x[key] - y[key]).abs().max()) for key in x if x[key].numel())
+    bench.save(resnet18_same_fields=x.keys() == y.keys(), resnet18_farthest_float64=far)
+    one, two = (bench.run(**deep, **STACKED)[0] for _ in range(2))
+    bench.save(resnet18_again_same_bits=one.transcript_digest == two.transcript_digest, resnet18_notes=two.notes)
     for method in ("fedaf", "fedavg", "dfrd", "dffke"):
         quick = dict(registry.find(method).quick)  # type: ignore[attr-defined]
         if method == "fedaf":

@@ -33,6 +33,29 @@ def test_what_it_says_of_them_holds() -> None:
         assert same[f"{name}_farthest_float64"] <= most
 
 
+def test_what_it_says_of_resnets_holds() -> None:
+    kept = {path.stem: json.loads(path.read_text()) for path in (KEPT / "resnets").glob("*.json")}
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    tf32, bf16 = kept["resnet18_cifar_64_tf32"], kept["resnet18_cifar_64_bf16"]
+    best = "streams, channels last"
+    ways = [f"{tf32[way]:.0f}" for way in ("grouped", "one by one", best)]
+    assert "{} ms in TF32, where the same ten models one after the other in one recording take {}".format(*ways) in text
+    assert f"side by side on ten streams with channels last {ways[2]}" in text
+    times = [f"{of['serial eager'] / of[best]:.1f}" for of in (tf32, bf16)]
+    assert f"a step by itself has {times[0]} and {times[1]}" in text
+    assert 4.5 < tf32[best] / tf32["floor"] < 5.5, "a factor of five"
+    assert 4.5 < bf16[best] / bf16["floor"] < 5.5
+    rates = {stem: round(of["rate"] / 1e12) for stem, of in kept.items() if of["floor"]}
+    assert {rates[stem] for stem in rates if stem.endswith("bf16")} == {781, 786}
+    assert {rates[stem] for stem in rates if stem.endswith("tf32")} <= {407, 411, 412}
+    row = json.loads((KEPT / "fedzge_row.json").read_text())
+    took = [row[way]["round_s"] for way in ("stacked_tf32", "stacked_bf16")]
+    assert (
+        f"{took[0]:.1f} s in TF32 and {took[1]:.1f} s in bf16, {took[0] / 0.6:.0f} and {took[1] / 0.6:.0f} minutes"
+        in text
+    )
+
+
 def test_what_it_says_of_long_runs_holds() -> None:
     kept = {path.stem: json.loads(path.read_text()) for path in (KEPT / "soak").glob("*.json")}
     text = " ".join((RESULTS / "speed.md").read_text().split())

@@ -73,12 +73,32 @@ def soak(folder: Path) -> list[str]:
     return [line.replace("-0.00", "0.00").replace("| -0.0 |", "| 0.0 |") for line in found]
 
 
+WAYS = ["serial eager", "one by one", "streams", "streams, channels last", "streams, channels last, free", "grouped"]
+WAYS += ["grouped, free"]
+RESNETS = ["network", "batch", "precision", "floor", *WAYS]
+
+
+def resnets(folder: Path) -> list[str]:
+    """Return a row for each case of `benchmarks/gpu_resnets.py`: a step's milliseconds, and times over serial eager."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        figures: dict[str, Any] = json.loads(path.read_text())
+        arch, batch, precision = path.stem.rsplit("_", 2)
+        serial = figures[WAYS[0]]
+        said = [f"{figures[way]:.1f} ({serial / figures[way]:.1f})" for way in WAYS[1:]]
+        cells = [f"`{arch}`", batch, precision.replace("tf", "TF"), f"{figures['floor']:.1f}", f"{serial:.1f}", *said]
+        found.append("| " + " | ".join(cells) + " |")
+    return found
+
+
 def tables(folder: Path) -> dict[str, list[str]]:
     """By their first line."""
     first = "| " + " | ".join(HEAD) + " |"
     found = {first: ["|" + "---|" * len(HEAD), *rows(folder)], GOALS_HEAD: ["|---|---|---|", *goals(folder)]}
     if (folder / "soak").exists():
         found["| " + " | ".join(SOAK) + " |"] = ["|" + "---|" * len(SOAK), *soak(folder / "soak")]
+    if (folder / "resnets").exists():
+        found["| " + " | ".join(RESNETS) + " |"] = ["|" + "---|" * len(RESNETS), *resnets(folder / "resnets")]
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,13 @@ from fedaudit.training.stacked.convolution_products import instead_of
 from fedaudit.training.stacked.given import map_given
 from fedaudit.training.stacked.layers import quicker
 from fedaudit.training.stacked.masked_norms import MaskedNorms
+from fedaudit.training.stacked.side_by_side import (
+    as_tensor_cores_take_it,
+    drawing_nothing,
+    goes_apart,
+    rounded,
+    side_by_side,
+)
 from fedaudit.training.stacked.stackable import fills
 from fedaudit.training.stacked.steppers import Tensors
 
@@ -34,11 +41,15 @@ Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows
 
 
 class MappedLoss:
-    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place."""
+    """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place.
+
+    `apart`: the models of the stack are stepped side by side, each by itself, and not mapped over.
+    """
 
     def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
-        if stackable.on_gpu(job.rows) and (compile or several):
+        self.apart = several and goes_apart(job.model, job.rows)
+        if stackable.on_gpu(job.rows) and (compile or several) and not self.apart:
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
         self._caller = Caller(self.model)
@@ -60,6 +71,35 @@ class MappedLoss:
             run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
         return run(params, rest, rows, given, mask)
 
+    def gradients(
+        self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Tensor]:
+        """Return the gradient of each model's mean loss by its own parameters, stacked, and the sums of the losses."""
+        if self.apart:
+            return self._apart(params, rest, rows, given, mask)
+        leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+        means, sums = self(leaves, rest, rows, given, mask)
+        grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
+        return dict(zip(leaves, grads, strict=True)), sums
+
+    def _apart(
+        self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None
+    ) -> tuple[dict[str, Tensor | None], Tensor]:
+        def of_model(m: int) -> tuple[tuple[Tensor | None, ...], Tensor]:
+            leaves = {name: p[m].detach().requires_grad_() for name, p in params.items()}
+            others = {name: t[m] for name, t in rest.items()}
+            told = map_given(given, self._dims, lambda t: t[m])
+            seen = [as_tensor_cores_take_it(row[m]) for row in rows]
+            mean, total = self._of_one(leaves, others, seen, told, None if mask is None else mask[m])
+            return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True), total
+
+        device = rows[0].device
+        with drawing_nothing(device):
+            found = side_by_side(len(rows[0]), device, of_model)
+        grads = zip(*(of_each for of_each, _ in found), strict=True)  # by parameter, then by model
+        stacked = {name: _stacked(of_models) for name, of_models in zip(params, grads, strict=True)}
+        return stacked, torch.stack([total for _, total in found])
+
     def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
         """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
         such as one view of a mini-batch, which a map refuses."""
@@ -71,15 +111,17 @@ class MappedLoss:
 
     @property
     def convolves(self) -> bool:
-        """Return whether there is a choice between two ways: convolutions, on a GPU, not left to a compiler."""
-        return self._several and not self._compile and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
+        """Return whether there is a choice between two ways: convolutions, on a GPU, mapped and not compiled."""
+        mapped = self._several and not self._compile and not self.apart
+        return mapped and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        f = Functional(self._caller, params, rest, self._places)
+        f = Functional(self._caller, params, rest, self._places, apart=self.apart)
+        plain = self.apart or not stackable.on_gpu(rows)
         if self._masks_norms and mask is not None:
-            with MaskedNorms(mask), _PICKS[self.products] if stackable.on_gpu(rows) else nullcontext():
+            with MaskedNorms(mask), nullcontext() if plain else _PICKS[self.products]:
                 value = self._loss(f, *rows, **given)
-        elif torch.compiler.is_compiling() or not stackable.on_gpu(rows):
+        elif torch.compiler.is_compiling() or plain:
             value = self._loss(f, *rows, **given)
         else:
             with _PICKS[self.products]:
@@ -90,6 +132,14 @@ class MappedLoss:
             return value.sum() / mask.sum(), value.detach().sum()
         detached = value.detach()
         return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
+
+
+def _stacked(of_models: Sequence[Tensor | None]) -> Tensor | None:
+    """Return one tensor of all models' gradients; None if the loss does not depend on the parameter."""
+    there = [g for g in of_models if g is not None]
+    if not there:
+        return None
+    return torch.stack([torch.zeros_like(there[0]) if g is None else g for g in of_models]).contiguous()
 
 
 def _compile(run: Mapped) -> Mapped:
@@ -138,9 +188,8 @@ compiled_losses: dict[Any, MappedLoss] = {}  # a compiled one is used again for 
 
 
 def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool) -> MappedLoss:
-    compile = compile and not any(
-        m._forward_hooks or m._forward_pre_hooks for m in job.model.modules()
-    )  # hooks come and go
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # hooks come and go
+    compile = compile and not hooked and not (several and goes_apart(job.model, job.rows))
     if not compile:
         return MappedLoss(job, given_dims, False, several)
     how = given_dims, job.option("separable", True), job.option("norms", "batch")
@@ -177,10 +226,21 @@ def places(caller: Caller) -> dict[str, str]:
 
 
 class Functional:
-    """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`."""
+    """The `f` of a loss, for one model of the stack. Batch norm writes its statistics into `rest`.
 
-    def __init__(self, caller: Caller, params: dict[str, Tensor], rest: dict[str, Tensor], places: dict[str, str]):
-        self._caller = caller
+    `apart`: the model is not mapped over, so that torch itself rounds its factors where the setting says so.
+    """
+
+    def __init__(
+        self,
+        caller: Caller,
+        params: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        places: dict[str, str],
+        *,
+        apart: bool = False,
+    ):
+        self._caller, self._apart = caller, apart
         tensors = {**params, **rest}
         self._tensors = {place: tensors[name] for place, name in places.items()}
         self.params = {name: tensors[name] for name, _ in caller.model.named_parameters()}
@@ -188,6 +248,10 @@ class Functional:
     def _call(self, method: str, *args: Any) -> Any:
         if (dtype := halves()) is None:
             return functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+        if self._apart:
+            with rounded(args[0].device):
+                out = functional_call(self._caller, self._tensors, (method, *args), tie_weights=False)
+            return _cast(out, args[0].dtype)
         norms = {name: m for name, m in self._caller.named_modules() if isinstance(m, _BatchNorm)}
         kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
         tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}

@@ -335,10 +335,8 @@ class _Fitting:
         self.stack.put(places, part)
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
-        leaves = {name: p.detach().requires_grad_() for name, p in part.params.items()}
-        means, sums = self.mapped(leaves, part.rest, rows, part.given, mask)
-        grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
-        self.how.step(part.params, dict(zip(leaves, grads, strict=True)), part.state)
+        grads, sums = self.mapped.gradients(part.params, part.rest, rows, part.given, mask)
+        self.how.step(part.params, grads, part.state)
         part.total += sums
         return []  # nothing to return: all changes are in place
 
@@ -399,8 +397,16 @@ class _Fitting:
         """Return the recording of a step with the faster of two ways to do convolutions, measured if not known yet."""
         how = repr((self.jobs[0].structure, torch.backends.cudnn.allow_tf32, halves()))
         key = how, len(self.slots), size
-        if not (self.mapped.convolves and may_choose()):  # a stack of fewer models does the same operations
+
+        def recorded() -> Recording | None:
             return record_giving_back(step, state, self.device, like=(how, masked))
+
+        if not (self.mapped.convolves and may_choose()):  # a stack of fewer models does the same operations
+            found = recorded()
+            if found is None and self.mapped.apart:  # eager steps, one by one, would be no faster than no stack
+                self.mapped.apart = False
+                found = recorded()
+            return found
         if key in _faster:
             self.mapped.products = _faster[key]
             return record(step, state)
