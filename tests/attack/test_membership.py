@@ -299,3 +299,38 @@ def test_the_tpr_of_many_records_is_the_mixture_over_all_thresholds():
     wanted = [float(np.interp(p, mixture, rates)) for p in (0.025, 0.975)]
     found = membership_scores([*inside, *outside], [1] * 400 + [0] * 400, fprs=[0.3]).tpr_at_fpr[0]
     assert [found.low, found.high] == pytest.approx(wanted, abs=2e-4)
+
+
+@pytest.mark.parametrize(("fpr", "k"), [(0.29, 29), (0.1, 10), (0.3, 30), (0.999, 99)])
+def test_as_many_false_positives_as_the_rate_allows(fpr, k):
+    """0.29 * 100 is 28.999... in floating point, and means 29 of 100. At most all but one are allowed."""
+    scores = [*range(100), *(t + 0.5 for t in range(100))]
+    (at,) = membership_scores(scores, [0] * 100 + [1] * 100, fprs=[fpr]).tpr_at_fpr
+    assert at.threshold == 99 - k
+    assert (at.fpr_measured, at.value) == (pytest.approx(k / 100), pytest.approx((k + 1) / 100))
+
+
+def test_limits_of_a_tpr_hold_its_value():
+    """Of 10 members all lie above, or none: the limits by the mixture are wider on one side, and never leave it out."""
+    for shift, value in ((1000, 1.0), (-1000, 0.0)):
+        scores = [*range(100), *(t + shift for t in range(10))]
+        (at,) = membership_scores(scores, [0] * 100 + [1] * 10, fprs=[0.1]).tpr_at_fpr
+        assert at.value == value
+        assert at.low <= value <= at.high
+        assert at.high - at.low > 0.1
+
+
+def test_a_single_record_has_no_difference_with_an_interval():
+    found = auc_difference([0.0, 1.0, 2.0], [1.0, 0.0, 2.0], [False, True, False])
+    assert (found.value, found.low, found.high) == (pytest.approx(0.5), -1.0, 1.0)
+
+
+def test_points_of_a_roc_are_spread_over_the_logarithm():
+    """1,000 others with scores of their own: 199 numbers from 1 to 1,000, those that round alike once, and 0."""
+    rng = np.random.default_rng(0)
+    scores = np.concatenate([rng.normal(1, 1, 300), rng.normal(0, 1, 1000)])
+    roc = membership_scores(scores, np.arange(1300) < 300).roc
+    k = sorted({0, *(round(1000 ** (i / 198)) for i in range(199))})
+    assert roc.fpr == pytest.approx([n / 1000 for n in k])
+    outside = np.sort(scores[300:])[::-1]
+    assert roc.tpr[5] == pytest.approx((scores[:300] > outside[k[5]]).mean())

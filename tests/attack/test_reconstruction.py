@@ -20,7 +20,7 @@ import fedaudit
 from fedaudit.attack import reconstruction as inversion
 from fedaudit.attack.attack_run import attack_run, candidates_of, made
 from fedaudit.attack.claims import Attacked, Reconstructions
-from fedaudit.attack.reconstruction import _against_redrawn, _beaten, _Client
+from fedaudit.attack.reconstruction import _against_redrawn, _beaten, _Client, _repeats
 from fedaudit.attack.scene import Scene
 from fedaudit.attack.similarity import PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
 from fedaudit.attacks.inversion import gradient_match as gm
@@ -30,9 +30,9 @@ from fedaudit.data import load
 from fedaudit.data.records import to_float
 from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
-from fedaudit.runtime.attack_result import Difference
+from fedaudit.runtime.attack_result import Difference, OnlyOne, Rate, ReconstructionScores
 from fedaudit.runtime.folder import RunFolder
-from fedaudit.stats import Estimate
+from fedaudit.stats import Estimate, clopper_pearson, student_t
 from fedaudit.training import models
 from fedaudit.wire.release import Protection
 
@@ -630,3 +630,118 @@ def test_a_class_nobody_holds_is_counted_and_not_scored():
     assert client.given.tolist() == [1]
     assert torch.equal(client.images, claims.images[1:2])
     assert client.target.tolist() in ([2], [3])
+
+
+# --- numbers by hand ------------------------------------------------------------------------------------------------
+
+
+def test_copies_of_one_image_count_once():
+    """Images 0, 2 and 3 are nearest to record 7: of these image 2 is the nearest. Of equal ones the first stays."""
+    assert _repeats(torch.tensor([0.5, 0.1, 0.2, 0.9]), torch.tensor([7, 4, 7, 7])).tolist() == [0, 3]
+    assert _repeats(torch.tensor([0.5, 0.5]), torch.tensor([7, 7])).tolist() == [1]
+    assert _repeats(torch.tensor([0.5, 0.5]), torch.tensor([7, 8])).tolist() == []
+
+
+def test_the_rate_of_identified_images():
+    """Of five images one repeats another. Two of four are identified, by chance (0.1 + 0.2 + 0.3 + 0.4) / 4."""
+    hit, chance = np.array([1.0, 0.0, np.nan, 1.0, 0.0]), np.array([0.1, 0.2, 0.9, 0.3, 0.4])
+    found = inversion._rate(hit, chance)
+    assert (found.value, found.hits, found.n, found.chance) == (0.5, 2, 4, pytest.approx(0.25))
+    assert (found.low, found.high) == clopper_pearson(2, 4, 0.95)
+    none = inversion._rate(np.array([np.nan]), np.array([0.5]))
+    assert (none.value, none.n) == (None, 0)
+
+
+def test_a_ratio_is_a_geometric_mean():
+    logs = np.array([math.log(2), math.log(8), np.nan])
+    found, plain = inversion._ratio(logs), student_t([math.log(2), math.log(8)])
+    assert found.value == pytest.approx(4.0)
+    assert (found.low, found.high) == (pytest.approx(math.exp(plain.low)), pytest.approx(math.exp(plain.high)))
+    assert found.mean == "geometric"
+    one = inversion._ratio(np.array([math.log(2)]))
+    assert (one.value, one.low) == (pytest.approx(2.0), None)
+    assert inversion._ratio(np.array([np.nan])).value is None
+
+
+def test_how_much_better_an_attack_is_image_by_image():
+    """It alone identifies images 0, 1 and 2, the baseline alone image 4. Its MSE is 0.3 smaller in the mean."""
+    attack = {"mse": np.array([0.1, 0.2, 0.3, 0.2, 0.2]), "hit": np.array([1.0, 1, 1, 1, 0])}
+    baseline = {"mse": np.array([0.3, 0.6, 0.6, 0.4, 0.6]), "hit": np.array([0.0, 0, 0, 1, 1])}
+    found = inversion._difference(attack, baseline, False)
+    expected = student_t([0.2, 0.4, 0.3, 0.2, 0.4], 0.975)
+    assert (found.mse.value, found.mse.low) == (pytest.approx(0.3), pytest.approx(expected.low))
+    told = found.identification
+    assert (told.attack_only, told.baseline_only, told.value) == (3, 1, 0.75)
+    assert (told.low, told.high) == clopper_pearson(3, 4, 0.975)
+    assert inversion._difference(attack, baseline, True).identification is None, "images are assigned"
+    same = inversion._difference(attack, {**baseline, "hit": attack["hit"]}, False).identification
+    assert (same.value, same.attack_only, same.baseline_only) == (None, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("hits", "rival", "won"),
+    [(20, 0.6, True), (20, 0.4, False), (20, 0.5, False), (20, "none", True), (5, 0.6, False), (20, None, False)],
+)
+def test_who_identifies_more_than_chance_and_the_baselines(hits, rival, won):
+    """Of 20 images, with a chance of a quarter. `rival` is the lower limit of the attack's share of single finds."""
+    scores = {"hit": np.r_[np.ones(hits), np.zeros(20 - hits)], "chance": np.full(20, 0.25)}
+    single = None if rival == "none" else OnlyOne(value=0.7, low=rival, attack_only=7, baseline_only=3)
+    sure = OnlyOne(value=0.9, low=0.8, attack_only=9, baseline_only=1)
+    differences = {
+        name: Difference(mse=Estimate(value=-1.0, low=-2.0), confidence=0.975, identification=one)
+        for name, one in (("a", sure), ("b", single))
+    }
+    assert _beaten(scores, differences) == (["identification"] if won else [])
+
+
+def test_the_verdict_names_what_was_not_beaten():
+    def scores():
+        some = Estimate(value=0.125, low=0.1, high=0.2)
+        rate = Rate(value=3 / 8, low=0.1, high=0.6, hits=3, n=8, chance=0.25)
+        ratio = inversion.Ratio(value=1.0, low=0.5, high=2.0)
+        return ReconstructionScores(mse=some, psnr=some, ssim=some, cosine=some, identification=rate, ratio=ratio)
+
+    better, worse = (Difference(mse=Estimate(value=v, low=v), confidence=0.975) for v in (1.0, -1.0))
+    told = inversion._verdict(scores(), ["MSE", "identification"], {})
+    assert told.startswith("Succeeded: it beats the baselines in MSE and identification: MSE 0.1250, 3 of 8 identified")
+    told = inversion._verdict(scores(), [], {"mean_image": worse, "b": better, "class_mean": worse})
+    assert told.startswith("Failed: in MSE it does not beat mean image, class mean; nor does it identify")
+    assert "it has no interval in MSE" in inversion._verdict(scores(), [], {"b": better})
+    nothing = scores().model_copy(update={"identification": Rate(value=None, reason="r", n=0)})
+    assert inversion._verdict(nothing, [], {}).startswith("Failed: it claimed no image of a class")
+
+
+def test_the_picture_shows_a_first_image_of_every_class(monkeypatch):
+    """Client 5's images show records of classes 0, 0 and 1, client 2's of 0, none and 2."""
+    monkeypatch.setattr(inversion, "SHOWN", 4)
+
+    def client(k, target, y):
+        n = len(target)
+        return SimpleNamespace(
+            part=SimpleNamespace(client=k), target=torch.tensor(target), y=torch.tensor(y),
+            images=torch.arange(n).view(n, 1, 1, 1) / 10 + k / 100 - 1, members=torch.zeros(len(y), 1, 1, 1) - 1,
+        )  # fmt: skip
+
+    found = inversion._chosen([client(5, [1, 0, 2], [0, 0, 1]), client(2, [0, -1, 1], [0, 2])])
+    assert found["label"].tolist() == [0, 1, 2, 0]
+    assert found["client"].tolist() == [5, 5, 2, 5]
+    assert found["record"].tolist() == [1, 2, 1, 0]
+    assert found["images"].flatten().tolist() == pytest.approx([0.025, 0.125, 0.11, 0.075])
+    assert found["originals"].flatten().tolist() == [0.0] * 4
+    assert inversion._chosen([client(2, [-1], [0])]) == {}
+
+
+def test_pictures_lie_in_the_runs_folder():
+    assert inversion._run_of(Path("a/run/pictures/server")) == Path("a/run")
+    assert inversion._run_of(Path("a/run/other")) == Path("a/run/other")
+
+
+def test_the_reference_learns_for_a_hundred_steps(monkeypatch):
+    asked = []
+    monkeypatch.setattr(inversion, "fit", lambda model, loss, rows, **how: asked.append((rows, how)))
+    world = SimpleNamespace(shape=(1, 8, 8), classes=3, device=torch.device("cpu"))
+    x, y = torch.zeros(2, 1, 8, 8), torch.zeros(2).long()
+    assert not inversion._trained_reference(world, x, y).training
+    ((rows, how),) = asked
+    assert rows == (x, y)
+    assert (how["batch"], how["steps"], how["opt"].options["lr"]) == (32, 100, 1e-3)

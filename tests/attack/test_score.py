@@ -4,11 +4,27 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
-from fedaudit.attack.claims import Attacked, Histogram
-from fedaudit.attack.score import histogram, learned
+from fedaudit.attack import score as scorer
+from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions, TookPart
+from fedaudit.attack.membership import auc
+from fedaudit.attack.score import (
+    classified,
+    halves,
+    histogram,
+    last_round,
+    learned,
+    membership,
+    participation,
+    pooled,
+    presence,
+    score,
+    settled,
+)
+from fedaudit.errors import ContractError
 
 # --- ties, and unequal clients
 
@@ -51,3 +67,151 @@ def test_a_gain_within_its_interval_is_no_leak():
     assert found.pooled.gain.value > 0 > found.pooled.gain.low
     assert found.leak is False
     assert found.verdict.startswith("No leak shown")
+
+
+def scored(k, scores, member, labels, last=None, notes=()):
+    claims = Claims(torch.tensor(scores), notes, None if last is None else torch.tensor(last))
+    member = torch.tensor(member, dtype=torch.bool)
+    return Attacked(k, claims, torch.zeros(len(member), 1, 2, 2), torch.tensor(labels), member)
+
+
+PARTS = [
+    scored(4, [0.9, 0.1, 0.8, 0.3], [1, 0, 1, 0], [7, 7, 2, 2], last=[0.1, 0.9, 0.2, 0.3], notes=("b", "a")),
+    scored(1, [0.2, 0.7], [1, 0], [7, 2], notes=("a",)),
+]
+
+
+def test_candidates_are_scored_by_client_and_by_class():
+    """Client 4 is told perfectly, client 1 the wrong way round. Class 7: members 0.9 and 0.2 against 0.1; class 2:
+    0.8 against 0.3 and 0.7."""
+    found = membership(PARTS, "mine", 3)
+    assert {k: of.auc.value for k, of in found.client.items()} == {"1": 0.0, "4": 1.0}
+    assert {c: of.auc.value for c, of in found.class_.items()} == {"2": 1.0, "7": 1.0}
+    assert found.pooled.auc.value == pytest.approx(7 / 9)  # of 9 pairs 0.2 loses to 0.3 and 0.7
+    assert found.notes == ["a", "b"]
+    # The last round alone: client 1 has one round, and its scores stay.
+    assert found.last_round == auc([0.1, 0.9, 0.2, 0.3, 0.2, 0.7], [1, 0, 1, 0, 1, 0])
+    assert membership(PARTS[1:], "mine", 3).last_round is None
+    assert last_round(PARTS[1]) is PARTS[1]
+    assert last_round(PARTS[0]).claims.scores.tolist() == pytest.approx([0.1, 0.9, 0.2, 0.3])
+    silent = membership([scored(0, [0.1, 0.2], [1, 0], [0, 0])], "mine", 3)
+    assert silent.notes == []
+
+
+def test_one_score_for_each_candidate():
+    scores, member = pooled(PARTS, "mine")
+    assert scores.tolist() == pytest.approx([0.9, 0.1, 0.8, 0.3, 0.2, 0.7])
+    assert member.tolist() == [True, False, True, False, True, False]
+    assert scores.dtype == np.float64
+    short = scored(0, [0.1], [1, 0], [0, 0])
+    with pytest.raises(ContractError, match=r"mine gave scores of shape \(1,\) for 2 candidates"):
+        pooled([short], "mine")
+
+
+def test_features_become_scores_and_claims_stay():
+    member = torch.arange(40) < 20
+    told = Features(member.double()[:, None] + torch.linspace(0, 0.1, 40)[:, None])
+    found = settled(told, member)
+    judged = halves(member)
+    assert isinstance(found, Claims)
+    assert (found.scores[~judged] == 0.5).all()
+    assert (found.scores[judged & member] > 0.9).all()
+    assert (found.scores[judged & ~member] < 0.1).all()
+    assert settled(PARTS[0].claims, member) is PARTS[0].claims
+    with pytest.raises(ContractError, match="features of 40 candidates; give those of all 30"):
+        settled(told, member[:30])
+
+
+def test_half_of_each_class_is_judged():
+    for n, m in ((7, 12), (1, 2)):
+        member = torch.arange(n + m) < n
+        judged = halves(member)
+        assert int(judged[member].sum()) == (n + 1) // 2
+        assert int(judged[~member].sum()) == (m + 1) // 2
+
+
+def test_a_forest_that_sees_one_class_alone_knows_nothing(monkeypatch):
+    """Ten members and twelve others, of whom one alone is taken to learn from."""
+    monkeypatch.setattr(scorer, "_known", {})
+    monkeypatch.setattr(scorer, "LEARNED_ON", 1)
+    member = torch.arange(22) < 10
+    values = torch.arange(22.0)[:, None]
+    assert classified(values, member).tolist() == [0.5] * 22
+    assert len(scorer._known) == 1
+    monkeypatch.setattr(scorer, "LEARNED_ON", 2000)
+    assert classified(values, member).tolist() == [0.5] * 22, "found again by its candidates"
+    assert len(set(classified(values + 1, member).tolist())) > 1
+    assert len(scorer._known) == 2
+
+
+def test_forests_that_were_grown_do_not_fill_the_memory(monkeypatch):
+    member = torch.tensor([True, True, False, False, False])
+    for many, left in ((1000, 1001), (1001, 1)):
+        monkeypatch.setattr(scorer, "_known", {str(i): None for i in range(many)})
+        classified(torch.arange(5.0)[:, None], member)
+        assert len(scorer._known) == left
+
+
+def test_the_presence_of_classes():
+    claimed = np.array([0.6, 0.4, 0.0, 0.1])
+    assert presence(claimed, np.array([True, True, False, False])).value == 1.0
+    assert presence(claimed, np.array([True, False, True, False])).value == pytest.approx(0.5)
+    for held, reason in ((np.ones(4, bool), "all clients hold all classes"), (np.zeros(4, bool), "no client holds")):
+        found = presence(claimed, held)
+        assert found.value is None
+        assert found.reason.startswith(reason)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_who_took_part_is_ranked_over_clients(turned):
+    """Thirty clients, of whom the first ten took part and have the highest scores, or the lowest."""
+    parts = [
+        Attacked(k, TookPart(float(k if turned else -k)), torch.zeros(0), torch.zeros(0), torch.tensor(k < 10))
+        for k in range(30)
+    ]  # fmt: skip
+    found = participation(parts)
+    assert found.pooled.auc.value == (0.0 if turned else 1.0)
+    assert (found.pooled.took_part, found.pooled.others) == (10, 20)
+    assert found.leak is not turned
+    assert found.verdict.startswith("No leak shown" if turned else "A leak")
+    assert [(k, one.took_part) for k, one in found.client.items()] == [(str(k), k < 10) for k in range(30)]
+    assert found.client["3"].score == (3.0 if turned else -3.0)
+
+
+def test_claims_of_one_sort_go_to_their_scorer(monkeypatch, tmp_path):
+    for name in ("membership", "histogram", "participation"):
+        monkeypatch.setattr(scorer, name, lambda *of, name=name: name)
+
+    def of(*claims):
+        return score([SimpleNamespace(claims=one) for one in claims], None, tmp_path, "mine", 1)
+
+    one, groups = Claims(torch.zeros(1)), Groups(torch.zeros(1).long())
+    shares, part_of = Histogram(torch.ones(1)), TookPart(0.0)
+    assert of(one, one) == of(one, groups) == of(groups) == "membership"
+    assert of(shares) == "histogram"
+    assert of(part_of) == "participation"
+    for mixed in ((one, shares), (shares, part_of), ("something else",), (Reconstructions(torch.zeros(1)), shares)):
+        with pytest.raises(ContractError, match="Return Claims, Reconstructions, Histogram or TookPart"):
+            of(*mixed)
+
+
+def test_shares_are_one_per_class_and_sum_to_one():
+    world = labelled([0, 0, 0, 1], [1, 1])
+    for shares in ([0.5, 0.5], [0.7, 0.6, -0.3], [0.5, 0.5, 0.1], [0.5, 0.4, 0.0]):
+        with pytest.raises(ContractError, match="mine did not give 3 shares"):
+            histogram([part(0, Histogram(torch.tensor(shares)))], world, "mine")
+    assert histogram([part(0, Histogram(torch.tensor([0.5, 0.5, 1e-6])))], world, "mine").client["0"].error > 0
+
+
+def test_a_gain_beyond_its_interval_is_a_leak():
+    """Four clients whose shares are told exactly: the gain is the distance of the uniform guess, each time."""
+    world = labelled([0, 0, 0, 1], [1, 1], [0, 1], [0, 0])
+    truth = ([0.75, 0.25, 0.0], [0.0, 1.0, 0.0], [0.5, 0.5, 0.0], [1.0, 0.0, 0.0])
+    claims = [Histogram(torch.tensor(shares), source="logits" if k else "") for k, shares in enumerate(truth)]
+    found = histogram([part(k, c) for k, c in enumerate(claims)], world, "mine")
+    assert found.leak is True
+    assert found.verdict.startswith("A leak")
+    assert found.pooled.gain.value == pytest.approx((5 / 12 + 2 / 3 + 1 / 3 + 2 / 3) / 4)
+    assert found.pooled.presence.value == 1.0
+    assert [found.client[k].source for k in "0123"] == ["", "logits", "logits", "logits"]
+    assert found.client["0"].claimed == [0.75, 0.25, 0.0]

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from scenes import Entry, scene
 
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.score import presence
-from fedaudit.attacks.inversion.prototype_inversion import learned
+from fedaudit.attacks.inversion import prototype_inversion
+from fedaudit.attacks.inversion.prototype_inversion import PrototypeInversion, learned, solved
 from fedaudit.attacks.membership.prototype_membership import ratio
 from fedaudit.attacks.property.prototype_property import is_own
-from fedaudit.attacks.shared._means import vectors
+from fedaudit.attacks.shared._means import ShadowMeans, releases, vectors
 from fedaudit.attacks.shared._models import draw
 
 FEW = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}
@@ -149,3 +153,50 @@ def test_without_vectors_nothing_is_said(made):
     folder = made("local", method="local", dataset="digits", model="mlp", rounds=1, clients=2, eval_clients=False)
     for attack in ("prototype_membership", "prototype_inversion", "prototype_property"):
         assert "no vectors by class" in found(folder, attack).reason
+
+
+def test_the_ridge_by_hand():
+    """p'p = diag(4, 16), whose mean is 10: with a ridge of 0.6 the diagonal is 10 and 22. Infinity leaves nothing."""
+    p, x = torch.tensor([[2.0, 0.0], [0.0, 4.0]]).double(), torch.tensor([[5.0], [11.0]]).double()
+    assert solved(p, x, 0.6).flatten().tolist() == pytest.approx([1.0, 2.0])
+    assert solved(p, x, math.inf).tolist() == [[0.0], [0.0]]
+    assert solved(torch.zeros(2, 2).double(), x, 1.0).tolist() == [[0.0], [0.0]], "no division by 0"
+
+
+def test_a_quarter_of_the_shadows_chooses_the_ridge(monkeypatch):
+    """Of eight pairs two are kept aside, of three one. The last of three ridges is best on them, and fits all."""
+    asked = []
+
+    def fitted(p, x, ridge):
+        asked.append((len(p), ridge))
+        return torch.full((1, 1), ridge)
+
+    monkeypatch.setattr(prototype_inversion, "solved", fitted)
+    monkeypatch.setattr(prototype_inversion, "RIDGES", (1.0, 2.0, 3.0))
+    pairs = [(torch.ones(n, 1), torch.full((n, 1), 2.75)) for n in (8, 3)]
+    assert learned(pairs).item() == 3.0
+    assert asked == [(8, 1.0), (8, 2.0), (8, 3.0), (11, 3.0)]
+
+
+def test_vectors_and_mean_images_of_a_class():
+    """Three shadows, of which two sent class 1. The first holds records 0 and 2 of it, the other record 2 alone."""
+    x = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 2, 2)
+    here = scene(pool=(x, torch.tensor([1, 0, 1, 1])))
+    member = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [0, 1, 1, 0]]).bool()
+    shadows = ShadowMeans([{1: torch.tensor([5.0])}, {0: torch.tensor([9.0])}, {1: torch.tensor([7.0])}], member, ())
+    p, images = PrototypeInversion()._pairs(here, shadows, 1)
+    assert p.tolist() == [[5.0], [7.0]]
+    assert images[:, 0].tolist() == [1.0, 2.0]
+    p, images = PrototypeInversion()._pairs(here, shadows, 2)
+    assert (len(p), len(images)) == (0, 0)
+
+
+def test_only_vectors_for_a_whole_client_are_class_means():
+    tables = {0: torch.ones(4), 2: torch.ones(4)}
+    one = Entry("up", 0, 1, unit="client", p=("prototypes", tables))
+    rows_of = Entry("up", 0, 2, unit="record", p=("prototypes", tables))
+    assert [(m.entry.round, sorted(m.of)) for m in releases(scene(one, rows_of))] == [(1, [0, 2])]
+    assert releases(scene(rows_of)) == []
+    whole = Entry("up", 0, 3, unit="client", z=("logits", torch.zeros(3, 3)))
+    assert [sorted(m.of) for m in releases(scene(whole))] == [[0, 1, 2]], "a row for each class"
+    assert len(releases(scene(one, whole))) == 1, "of the first kind that there is"

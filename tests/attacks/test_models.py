@@ -17,6 +17,7 @@ from fedaudit import run
 from fedaudit.attack.attack_run import attack_run, candidates_of, rescore
 from fedaudit.attack.membership import membership_scores
 from fedaudit.attack.scene import Scene
+from fedaudit.attacks.membership import rmia
 from fedaudit.attacks.membership.combined import Combined, learned, measured
 from fedaudit.attacks.membership.entropy import entropy
 from fedaudit.attacks.membership.label_only import LabelOnly
@@ -737,3 +738,23 @@ def test_the_combined_attack_takes_offline_shadows(monkeypatch):
     found = Combined().run(None)
     assert asked == [False]
     assert (found.scores.item(), found.last.item(), found.notes) == (2.0, 1.0, ("a", "b"))
+
+
+def test_constants_of_rmia_are_tried_on_shadows_that_stand_in_for_the_target(monkeypatch):
+    """Three shadows, three records. For the first, records 0 and 1 were left out by others: by shadow 1 at 0.2, and by
+    shadows 1 and 2 at 0.4 and 0.8; record 2 by nobody. With a = 0.5 p(x) is (1.5 p_out + 0.5) / 2."""
+    seen, scores = [], []
+    monkeypatch.setattr(rmia, "dominated", lambda ratio, z, gamma: seen.append((ratio.tolist(), z.tolist())) or ratio)
+    monkeypatch.setattr(rmia, "finer", lambda share, ratio, n: scores.append(n) or share)
+    p = torch.tensor([[0.9, 0.1, 0.5], [0.2, 0.4, 0.5], [0.3, 0.8, 0.5]]).double()
+    member = torch.tensor([[1, 0, 1], [0, 0, 1], [1, 0, 1]]).bool()
+    assert rmia.tuned(p, member, (2.0,), (0.5,)) == (2.0, 0.5)
+    first = [0.9 / (1.5 * 0.2 + 0.5) * 2, 0.1 / (1.5 * 0.6 + 0.5) * 2]
+    assert seen[0] == (pytest.approx(first), pytest.approx(first[1:])), (
+        "held against the one that it was not trained on"
+    )
+    third = [0.3 / (1.5 * 0.2 + 0.5) * 2, 0.8 / (1.5 * 0.25 + 0.5) * 2]
+    assert seen[1] == (pytest.approx(third), pytest.approx(third[1:]))
+    assert len(seen) == 2, "the second was trained on none of those that are known"
+    assert scores == [1, 1]
+    assert rmia.tuned(p[:1], member[:1], (2.0,), (0.5,)) == (2.0, 0.3), "nobody stands in"

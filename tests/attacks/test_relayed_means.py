@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 import torch
+from scenes import Entry, scene
 from torch import Tensor
 
 import fedaudit
 from fedaudit import Down, Method, Record, State, Up, ce, load, private, relay, sgd, state_of
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
-from fedaudit.attacks.membership.relayed_means import others
+from fedaudit.attacks.membership import relayed_means
+from fedaudit.attacks.membership.relayed_means import means_of_others, others, own
 from fedaudit.errors import ContractError
 from fedaudit.registry import find
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.wire.release import Protection
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.3, "holdout": 0.45, "clients": 3}
 
@@ -267,3 +270,38 @@ def test_the_bias_of_a_single_layer_tells_labels(bias, tmp_path):
         assert found.leak, found.verdict
     else:
         assert "could read labels from" in found.reason
+
+
+# --- messages by hand -----------------------------------------------------------------------------------------------
+
+
+def sent(t, ask, value, sigma=None, client=1):
+    protection = None if sigma is None else Protection(mechanism="gaussian", sigma=sigma)
+    return Entry("up", client, t, ask, protection=protection, v=("logits", {0: torch.tensor([value])}))
+
+
+def test_a_peers_own_mean_is_that_of_the_ask_before():
+    """The mean of all comes with ask 2 of round 3. The peer sent means in asks 0, 1 and 2, and in other rounds."""
+    passed = Entry("down", 1, 3, 2, role="relay", V=("logits", {0: torch.tensor([9.0])}))
+    entries = [sent(2, 0, 1.0), sent(3, 0, 2.0), sent(3, 1, 3.0, sigma=0.5), sent(3, 2, 4.0), sent(3, 1, 5.0, client=0)]
+    v, protection = own(scene(*entries, peer=1), "logits", passed)
+    assert v[0].tolist() == [3.0]
+    assert protection.sigma == 0.5
+    assert own(scene(*entries[:1], peer=1), "logits", passed)[0] == {}
+
+
+@pytest.mark.parametrize(("participation", "K"), [(1.0, 5), (0.6, 3), (0.2, 2)])
+def test_as_many_are_in_a_mean_as_take_part(participation, K, monkeypatch):
+    """The mean is 9, the peer's own 3: the others' is (9 K - 3) / (K - 1), and their noise is of K - 1 clients."""
+    passed = Entry("down", 1, 3, 2, role="relay", V=("logits", {0: torch.tensor([9.0]), 2: torch.tensor([7.0])}))
+    nothing = Entry("down", 1, 4, 2, role="relay", V=("logits", torch.zeros(3)))
+    monkeypatch.setattr(relayed_means, "received", lambda scene, entry: f"model of round {entry.round}")
+    here = scene(sent(3, 1, 3.0, sigma=0.5), peer=1, setting={"participation": participation, "clients": 5},
+                 mixed=lambda kind: [(passed, "V"), (nothing, "V")] if kind == "logits" else [])  # fmt: skip
+    ((model, means, kind, protection),) = means_of_others(here)
+    assert (model, kind) == ("model of round 3", "logits")
+    assert means[0].item() == pytest.approx((9 * K - 3) / (K - 1))
+    assert means[2].item() == 7.0, "it sent none of that class"
+    assert protection.sigma == pytest.approx(0.5 / (K - 1) ** 0.5)
+    monkeypatch.setattr(relayed_means, "received", lambda scene, entry: None)
+    assert means_of_others(here) == []

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fedaudit.data import available, load
+from fedaudit.data.readers import huggingface
 from fedaudit.data.readers.huggingface import Choice, choice_of, hashed
 from fedaudit.errors import DataError, SettingError
 from fedaudit.shape import Shape
@@ -164,3 +166,158 @@ def test_a_name_says_what_to_read():
 def test_an_option_that_is_off_is_refused(option):
     with pytest.raises(SettingError, match=r"give a whole number|unknown option"):
         choice_of(f"hf:imdb?{option}")
+
+
+# --- columns by hand, without the library ----------------------------------------------------------------------------
+
+
+def column(kind, **facts):
+    """A column of one kind, as the library describes it."""
+    name = {"image": "Image", "tokens": "List", "lists": "Sequence", "class": "ClassLabel"}.get(kind, "Value")
+    dtype = {"image": "", "tokens": "", "lists": "", "class": "int64"}.get(kind, kind)
+    inside = {"tokens": "int32", "lists": "float32"}.get(kind, "")
+    return type(name, (), {"dtype": dtype, "feature": SimpleNamespace(dtype=inside), **facts})()
+
+
+@pytest.mark.parametrize(
+    ("kind", "found"),
+    [("image", "image"), ("tokens", "tokens"), ("lists", "numbers"), ("string", "text"), ("large_string", "text"),
+     ("int8", "number"), ("uint64", "number"), ("float32", "number"), ("bool", "number"), ("timestamp[s]", "other")],
+)  # fmt: skip
+def test_kinds_of_columns(kind, found):
+    assert huggingface._kind(column(kind)) == found
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [
+        ({"a": "image", "b": "string", "c": "int64"}, ["a"]),  # an image comes first
+        ({"a": "tokens", "b": "string"}, ["a"]),
+        ({"a": "string"}, ["a"]),
+        ({"a": "string", "b": "float32"}, None),  # between a text and numbers nobody guesses
+        ({"a": "tokens", "b": "float32"}, ["a"]),
+        ({"a": "float32", "b": "int8"}, ["a", "b"]),
+        ({"a": "float32", "ID": "int64", "idx": "int64"}, ["a"]),
+        ({"a": "image", "b": "image"}, None),
+        ({"a": "float32", "b": "timestamp[s]"}, None),
+        ({"a": "string", "b": "string"}, None),
+        ({}, None),
+    ],
+)
+def test_which_columns_are_the_records(columns, found):
+    every = {name: column(kind) for name, kind in ({"y": "class", "whose": "string"} | columns).items()}
+    if found is None:
+        with pytest.raises(DataError, match="no column clearly holds the records"):
+            huggingface._records("hf:d", Choice("d"), every, "y", "whose")
+    else:
+        assert huggingface._records("hf:d", Choice("d"), every, "y", "whose") == found
+    assert huggingface._records("hf:d", Choice("d", x="id,b"), every | {"id": 0, "b": 0}, "y", None) == ["id", "b"]
+    with pytest.raises(DataError, match="has no column 'y'"):
+        huggingface._records("hf:d", Choice("d", x="y"), every, "y", None)
+
+
+@pytest.mark.parametrize(
+    ("columns", "found"),
+    [({"a": "class", "label": "int64"}, "a"), ({"a": "class", "b": "class", "target": "int64"}, "target"),
+     ({"target": "int64", "labels": "int64"}, "labels"), ({"a": "int64"}, None), ({"a": "class", "b": "class"}, None)],
+)  # fmt: skip
+def test_which_column_is_the_label(columns, found):
+    every = {name: column(kind) for name, kind in columns.items()}
+    if found is None:
+        with pytest.raises(DataError, match="no column is clearly the label"):
+            huggingface._label("hf:d", Choice("d"), every)
+    else:
+        assert huggingface._label("hf:d", Choice("d"), every) == found
+    assert huggingface._label("hf:d", Choice("d", y="a"), every | {"a": 0}) == "a"
+    with pytest.raises(DataError, match="has no column 'z'"):
+        huggingface._label("hf:d", Choice("d", y="z"), every)
+
+
+def test_whose_records_they_are():
+    person = huggingface._person
+    assert person("hf:d", Choice("d"), {"a": 0}) is None
+    assert person("hf:d", Choice("d"), {"person": 0, "a": 0}) == "person"
+    assert person("hf:d", Choice("d", person="a"), {"person": 0, "a": 0}) == "a"
+    with pytest.raises(DataError, match="has no column 'b'"):
+        person("hf:d", Choice("d", person="b"), {"person": 0})
+
+
+def split(y, a, persons=None, **more):
+    columns = {"a": column("float32"), "label": column("class", names=["no", "yes"])}
+    values = {"a": a, "label": y}
+    if persons is not None:
+        columns["person"], values["person"] = column("string"), persons
+    return type("Rows", (), {"features": columns, "__getitem__": lambda self, key: values[key]})()
+
+
+def test_splits_labels_and_persons_come_together(monkeypatch):
+    """A data set in memory: four records to train on, two in each of two test sets, the first with hidden labels."""
+    train = split([0, 1, 1, 0], [1.0, 2.0, 3.0, 4.0], ["p", "q", "p", "p"])
+    hidden, shown = split([-1, -1], [9.0, 9.0], ["p", "q"]), split([1, 0], [7.0, 8.0], ["p", "q"])
+    monkeypatch.setattr(
+        huggingface, "_read", lambda name, choice: {"test": hidden, "train": train, "validation": shown}
+    )
+    found = huggingface.dataset("hf:d", None)
+    assert found.x.flatten().tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert (found.y.tolist(), found.test_y.tolist()) == ([0, 1, 1, 0], [1, 0])
+    assert found.test_x.flatten().tolist() == [7.0, 8.0]
+    assert found.person.tolist() == [0, 1, 0, 0]
+    assert found.class_names == ("no", "yes")
+    other = split([0, 0, 1, 1], [4.0, 3.0, 2.0, 1.0])
+    monkeypatch.setattr(huggingface, "_read", lambda name, choice: {"part": other, "test": shown})
+    again = huggingface.dataset("hf:d", None)
+    assert again.x.flatten().tolist() == [4.0, 3.0, 2.0, 1.0], "the only split that is left"
+    assert again.person is None
+    monkeypatch.setattr(huggingface, "_read", lambda name, choice: {"test": split([0, 1] * 10, [1.0] * 20)})
+    alone = huggingface.dataset("hf:d", None)
+    assert (len(alone.y), len(alone.test_y)) == (16, 4), "it trains on the test set, and a fifth becomes one"
+
+
+def test_columns_of_numbers_and_ids():
+    rows = type("Rows", (), {"features": {"a": column("float32"), "b": column("int8"), "t": column("tokens"),
+                                          "s": column("string"), "v": column("string"), "l": column("lists")},
+                             "__getitem__": lambda self, key: {"a": [1.5, 2.5], "b": [3, 4], "t": [[5, 6, 7], [8]],
+                                                               "l": [[1.0, 2.0], [3.0, 4.0]]}[key]})()  # fmt: skip
+
+    def of(*x, length=64):
+        return huggingface._column("hf:d", Choice("d", length=length), list(x), rows, None).tolist()
+
+    assert of("a", "b") == [[1.5, 3.0], [2.5, 4.0]]
+    assert of("t") == [[5, 6, 7], [8, 0, 0]]
+    assert of("t", length=2) == [[5, 6], [8, 0]]
+    assert of("l") == [[1.0, 2.0], [3.0, 4.0]]
+    with pytest.raises(DataError, match="s, v are columns of texts"):
+        of("s", "v")
+
+
+@pytest.mark.parametrize(("modes", "channels"), [(["L", "L"], 1), (["L", "RGB"], 3), (["1", "LA"], 1)])
+def test_images_are_grey_where_all_are(modes, channels):
+    from PIL import Image
+
+    pictures = [Image.new(mode, (5, 6)) for mode in modes]
+    assert huggingface._images(pictures, None).shape == (2, channels, 6, 5)
+    assert huggingface._images(pictures, 4).shape == (2, channels, 4, 4)
+
+
+def test_labels_that_are_words_are_numbered_over_all_splits():
+    parts = [{"y": ["cat", "ant"]}, {"y": ["bee", "cat"]}]
+    values, names = huggingface._labels("hf:d", "y", column("string"), parts)
+    assert [of.tolist() for of in values] == [[2, 0], [1, 2]]
+    assert names == ["ant", "bee", "cat"]
+    values, names = huggingface._labels("hf:d", "y", column("int64"), [{"y": [3, 1]}])
+    assert (values[0].tolist(), names) == ([3, 1], None)
+
+
+def test_data_are_there_in_a_folder_or_in_the_cache(monkeypatch, tmp_path):
+    """The cache is where the environment says; a name with a slash has a folder with three underscores."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.delenv("HF_DATASETS_CACHE", raising=False)
+    (tmp_path / "home" / "datasets").mkdir(parents=True)
+    assert not huggingface.there("hf:somebody/data?x=text")
+    (tmp_path / "home" / "datasets" / "somebody___data").mkdir()
+    assert huggingface.there("hf:somebody/data?x=text")
+    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
+    assert not huggingface.there("hf:somebody/data")
+    (tmp_path / "cache" / "somebody___data").mkdir(parents=True)
+    assert huggingface.there("hf:somebody/data")
+    assert huggingface.there(f"hf:{tmp_path}")

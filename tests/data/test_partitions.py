@@ -421,3 +421,72 @@ def test_a_picture_is_as_wide_as_its_parts_and_names_of_22_letters_fit():
     figure = bubbles(np.ones((3, 2), dtype=int), None, title="t", class_names=["a" * 22, "b" * 23])
     assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == ["a" * 22, "b" * 21 + "…"]
     assert figure.get_size_inches()[0] == pytest.approx(0.62 + 0.075 * 22 + 2.4 + 1.25)
+
+
+# --- counts by hand -----------------------------------------------------------------------------------------------
+
+
+def task(y, clients, minimum=1, argument=""):
+    return module._Task("spec", argument, np.asarray(y), clients, np.random.default_rng(0), 4, minimum, None)
+
+
+def test_a_draw_that_lacks_nothing_is_taken_at_once():
+    """Three draws: 4, 2 and 0 records are lacking. The third is the table."""
+    draws = iter([[[10, 0], [0, 0]], [[8, 0], [2, 0]], [[4, 1], [4, 1]], [[9, 9], [9, 9]]])
+    made = module._at_least(task([0] * 10, 2, minimum=4), lambda: np.array(next(draws)))
+    assert made.tolist() == [[4, 1], [4, 1]]
+    assert next(draws) == [[9, 9], [9, 9]], "it was not drawn"
+
+
+def test_the_draw_that_lacks_least_is_mended(monkeypatch):
+    """The second of three lacks least: 3 records of client 2. They come from the largest class of the largest client,
+    half of what that client can spare at a time: 2 of 3 from client 0, then 1 of 2 from client 1."""
+    draws = iter([[[9, 9], [0, 0], [0, 0]], [[5, 2], [1, 5], [1, 0]], [[9, 9], [0, 0], [0, 0]]])
+    monkeypatch.setattr(module, "_REDRAWS", 3)
+    made = module._at_least(task([0] * 10, 3, minimum=4), lambda: np.array(next(draws)))
+    assert made.tolist() == [[3, 2], [1, 4], [3, 1]]
+
+
+def test_each_class_is_held_equally_often():
+    """Five clients of two classes each, of three classes that there are: ten places, three or four for a class."""
+    for seed in range(20):
+        one = module._Task("spec", "", np.array([0, 1, 3] * 5), 5, np.random.default_rng(seed), 4, 1, None)
+        table = one.turns(2)
+        assert table.shape == (5, 2)
+        assert all(len(set(row)) == 2 for row in table.tolist()), "two classes, not one twice"
+        held = np.bincount(table.ravel(), minlength=4)
+        assert held[2] == 0
+        assert sorted(held[[0, 1, 3]].tolist()) == [3, 3, 4]
+
+
+def test_records_that_nobody_gets_have_no_owner():
+    y = [0] * 5 + [1] * 3 + [3] * 4
+    owner = task(y, 2).deal(np.array([[2, 1, 0, 4], [2, 0, 0, 0]]))
+    found = {k: np.bincount(np.asarray(y)[owner == k], minlength=4).tolist() for k in (0, 1, -1)}
+    assert found == {0: [2, 1, 0, 4], 1: [2, 0, 0, 0], -1: [1, 2, 0, 0]}
+
+
+@pytest.mark.parametrize(("n", "among", "sizes"), [(7, 3, [3, 2, 2]), (6, 3, [2, 2, 2]), (2, 3, [1, 1, 0])])
+def test_numbers_are_spread_evenly(n, among, sizes):
+    assert module._spread(n, among).tolist() == sizes
+
+
+def test_a_ratio_takes_as_many_as_its_scarcest_class_has():
+    """3 : 1 for two clients of classes 0 and 1, of which there are 10 and 9: 9 = 3/4 n + 1/4 n, so n = 9. The larger
+    share is 7 and the smaller 2: class 0 gives 9 of its 10."""
+    y = np.array([0] * 10 + [1] * 9)
+    counts = table(split("ratio:3:1", y, 2, minimum=1), y)
+    assert sorted(map(sorted, counts.tolist())) == [[2, 7], [2, 7]]
+    assert counts.sum(0).tolist() == [9, 9]
+
+
+def test_domains_that_do_not_fit_are_refused():
+    y = np.arange(12) % 3
+    for domain, says in (([0, 1] * 5, "10 domain labels for 12 records"), ([0, 1, 2] * 4, "4 clients do not divide")):
+        with pytest.raises((DataError, SettingError), match=says):
+            partition("domain", y, 4, np.random.default_rng(0), classes=3, minimum=1, domain=np.array(domain))
+    parts = partition(
+        "domain", y, 4, np.random.default_rng(0), classes=3, minimum=1, domain=np.array([7] * 5 + [9] * 7)
+    )
+    assert [len(part) for part in parts] == [3, 2, 4, 3]
+    assert sorted(np.concatenate(parts[:2]).tolist()) == list(range(5))

@@ -9,7 +9,7 @@ import pytest
 import torch
 from protected import ALL, everything, once
 
-from fedaudit.epsilon.clipping import FieldTest, audit_clipping, least_multiplier
+from fedaudit.epsilon.clipping import SLACK, FieldTest, audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
 from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic
@@ -172,3 +172,42 @@ def test_a_delta_of_one_over_n_is_that_of_the_clients_own_records(n):
         ((tried, broken),) = FieldTest._noise(field)
         assert tried == 1
         assert [one.factor for one in broken] == lacking
+
+
+def noise_found(sigma, *, spent=None, normal=False, **policy):
+    """What is said of noise of this deviation on a release of sensitivity 2, drawn with a deviation of 4 per unit."""
+    how = SimpleNamespace(normal=normal, epsilon=lambda multiplier, delta: spent(multiplier, delta))
+    base = {"delta": 1e-3, "noise_multiplier": None, "epsilon": 1.0, "calibration": "analytic", "releases": None}
+    of = SimpleNamespace(
+        release=SimpleNamespace(policy=SimpleNamespace(**(base | policy)), how=how), _planned=lambda: 3,
+        ready=lambda: SimpleNamespace(sigmas=[sigma], deviation=4.0), _sensitivities=lambda ready: [2.0],
+        client=SimpleNamespace(_context=SimpleNamespace(n=50)),
+    )  # fmt: skip
+    return [None if not broken else round(broken[0].factor, 6) for _, broken in FieldTest._noise(of)]
+
+
+def test_noise_is_what_its_policy_asks_for_by_hand():
+    """sigma = 16 over 4 and over 2: a multiplier of 2."""
+    assert noise_found(16.0, noise_multiplier=2.0) == [None]
+    assert noise_found(16.0, noise_multiplier=4.0) == [2.0], "half of it is lacking"
+    asked = []
+
+    def spent(multiplier, delta):
+        asked.append((multiplier, delta))
+        return 1.0 if multiplier >= 2 else 1.5
+
+    assert noise_found(16.0, spent=spent) == [None]
+    assert noise_found(15.0, spent=spent) == [round(1 + 2 * SLACK, 6)], "more than the epsilon is spent"
+    assert noise_found(16.0, spent=spent, delta="1/n") == [None]
+    assert asked == [(2.0, 1e-3), (1.875, 1e-3), (2.0, 0.02)]
+    assert noise_found(16.0, spent=spent, calibration="total") == [], "for all releases together it has no formula"
+
+
+@pytest.mark.parametrize(
+    ("policy", "releases"), [({}, 1), ({"calibration": "total"}, 3), ({"calibration": "total", "releases": 5}, 5)]
+)
+def test_gaussian_noise_is_for_as_many_releases_as_are_planned(policy, releases):
+    needed = least_multiplier(1.0, 1e-3, releases)
+    enough, half = 8 * needed, 4 * needed
+    assert noise_found(enough * 1.0001, normal=True, **policy) == [None]
+    assert noise_found(half, normal=True, **policy) == [pytest.approx(2.0)]

@@ -63,3 +63,18 @@ def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
     exact, limits = from_scores_exactly(scores, member, 1e-5), from_scores(scores, member, 1e-5)
     assert exact.epsilon > limits.epsilon > 0
     assert exact.p_value(exact.epsilon * 0.99) < 0.05 < exact.p_value(exact.epsilon * 1.01)
+
+
+def test_the_score_by_hand():
+    """9 of 10 against 4 of 20 under a ratio of 2 and delta = 0.1: the rate at the edge is (13 - 1) / (20 + 20) = 0.3,
+    the larger one 0.7. The excess 0.9 - 0.4 - 0.1 is held against sqrt(0.7 0.3 / 10 + 4 0.3 0.7 / 20)."""
+    from fedaudit.epsilon.exact_counts import _score
+
+    found = _score(np.array([9.0]), np.array([4.0]), 10, 20, 2.0, 0.1)[0]
+    assert found == pytest.approx(0.4 / math.sqrt(0.021 + 0.042))
+    # Nothing was seen: half a count, 0.5 / 40, and 0.125 for the larger rate.
+    found = _score(np.array([0.0]), np.array([0.0]), 10, 20, 2.0, 0.1)[0]
+    assert found == pytest.approx(-0.1 / math.sqrt(0.125 * 0.875 / 10 + 4 * 0.0125 * 0.9875 / 20))
+    # All were: the rate ends at (1 - 0.1) / 2, where the larger one is 1.
+    found = _score(np.array([10.0]), np.array([20.0]), 10, 20, 2.0, 0.1)[0]
+    assert found == pytest.approx(-1.1 / math.sqrt(4 * 0.45 * 0.55 / 20))

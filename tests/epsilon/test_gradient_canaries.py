@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
 from fedaudit import run
+from fedaudit.epsilon import gradient_canaries
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.gradient_canaries import (
     OUT,
@@ -135,3 +137,17 @@ def test_training_without_privacy_has_no_claim(tmp_path):
     run(method="fedavg", rounds=1, clients=2, out=tmp_path / "a", **SMALL)
     with pytest.raises(SettingError, match="not private"):
         audit_canaries(tmp_path / "a")
+
+
+def test_the_loss_of_a_canary_is_its_parameter():
+    """Two records of the client, canaries at parameters 0 and 3, and a row that counts nothing."""
+    f = SimpleNamespace(params={"w": torch.tensor([[5.0, 6.0], [7.0, 8.0]])})
+    mark = torch.tensor([gradient_canaries.REAL, 0, 3, gradient_canaries.OUT, gradient_canaries.REAL])
+
+    def loss(f, x, times):
+        return times * x
+
+    found = gradient_canaries._with_canaries(
+        f, mark, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), loss=loss, name="w", steep=10.0, times=2.0
+    )
+    assert found.tolist() == [2.0, 50.0, 80.0, 0.0, 10.0]

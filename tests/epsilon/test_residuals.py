@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from scipy import stats
 from fedaudit import ce, run, sgd
 from fedaudit.epsilon.client_replay import repeat
 from fedaudit.epsilon.noise_tests import numbers_to_tell
-from fedaudit.epsilon.residuals import audit_residuals
+from fedaudit.epsilon.residuals import _rounds_to_tell, audit_residuals
 from fedaudit.errors import RunError, SettingError
 from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
@@ -26,6 +27,7 @@ from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
+from fedaudit.significance import level_of
 from fedaudit.wire.transcript import Transcript
 
 
@@ -314,3 +316,21 @@ def test_noise_of_clients_and_fields_is_not_shared(both):
                 assert abs(np.corrcoef(a, b)[0, 1]) < 0.65
             else:
                 assert not np.allclose(a[:n], b[:n])
+
+
+@pytest.mark.parametrize(
+    ("tells_at", "more", "words"),
+    [
+        (0.0, -1, ""),  # it can tell
+        (1.0, 0, "so much of it was rounded away"),
+        (1.0, 5, "so much of it was rounded away"),
+        (1.0, -1, "about 4 rounds of this size would tell noise x 0.9"),
+    ],
+)
+def test_how_many_rounds_would_tell(tells_at, more, words):
+    """Three rounds with one number fewer than are needed: a fourth makes it enough. With as many, rounding is to
+    blame."""
+    needed = numbers_to_tell(level_of(0.95))
+    finding = SimpleNamespace(tells_at=tells_at, confidence=0.95, numbers=needed + more)
+    assert _rounds_to_tell(finding, 3).startswith(words)
+    assert bool(_rounds_to_tell(finding, 3)) is bool(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import shutil
 import subprocess
@@ -221,3 +222,89 @@ def test_a_run_of_another_scheme_goes_on_with_one_note_and_fresh_noise(tmp_path)
     notes = read_record(tmp_path).notes
     assert [NOT_COMPARED in note for note in notes] == [True], notes
     assert json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())["attempt"] == attempt + 2
+
+
+# --- which modules are the code of a result --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A method in two modules of a folder, which import a library and each other; a third is imported by nobody."""
+    (tmp_path / "made_up_method.py").write_text(
+        "import json\nimport made_up_beside\nimport numpy\n\nclass M(made_up_beside.Base): pass\n"
+    )
+    (tmp_path / "made_up_beside.py").write_text("import made_up_method\n\nclass Base: pass\n")
+    (tmp_path / "made_up_other.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    module = importlib.import_module("made_up_method")
+    yield module.M
+    for name in ("made_up_method", "made_up_beside"):
+        sys.modules.pop(name, None)
+
+
+def test_the_code_of_a_result_is_its_own_and_what_lies_beside_it(project):
+    found = code_digest.sources([project])
+    assert list(found) == ["made_up_beside", "made_up_method"]
+    assert found["made_up_beside"] != found["made_up_method"]
+    assert list(code_digest.sources([], [project])) == ["made_up_beside", "made_up_method"], "behind other objects"
+    assert code_digest.sources([], [3]) == {}, "it has no module"
+
+
+def test_libraries_and_the_harness_are_not_the_code_of_a_result(project):
+    library = Path(pytest.__file__)
+    assert code_digest._is_library(library)
+    assert code_digest._is_library(Path(json.__file__)), "Python's own"
+    assert not code_digest._is_library(Path(sys.modules["made_up_method"].__file__))
+    assert code_digest._counts("fedaudit.methods.x", False)
+    assert not code_digest._counts("fedaudit.runtime.world", True)
+    assert code_digest._counts("made_up_method", False)
+    assert code_digest._counts("pytest", True), "somebody's method may lie there"
+    assert not code_digest._counts("pytest", False)
+    assert not code_digest._counts("no_such_module", True)
+
+
+def test_what_lies_beside_a_module():
+    beside = code_digest._beside
+    assert beside("fedaudit.attacks.x", "fedaudit.methods.y")
+    assert not beside("fedaudit.runtime.x", "fedaudit.methods.y")
+    assert not beside("fedaudit.runtime.x", "mine"), "the harness is not somebody's own code"
+    assert beside("package.one", "package.two.three")
+    assert not beside("json", "pytest")
+
+
+def test_a_module_without_a_source_is_none():
+    assert code_digest._file("json").name == "__init__.py"
+    assert code_digest._file("sys") is None
+    assert code_digest._file("no_such_module") is None
+    assert code_digest._file("no_such_package.module") is None
+    assert code_digest._file("wave").name == "wave.py", "found without being imported"
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "package", "found"),
+    [
+        ("import a.b, c", "m", False, ["a.b", "c"]),
+        ("from a import b, c", "m", False, ["a", "a.b", "a.c"]),
+        ("from . import b", "p.q.m", False, ["p.q", "p.q.b"]),
+        ("from .x import b", "p.q.m", False, ["p.q.x", "p.q.x.b"]),
+        ("from ..x import b", "p.q.m", False, ["p.x", "p.x.b"]),
+        ("from .x import b", "p.q", True, ["p.q.x", "p.q.x.b"]),
+    ],
+)
+def test_imports_of_a_module(text, name, package, found):
+    assert list(_imported(name, ast.parse(text), package)) == found
+
+
+@pytest.mark.parametrize(
+    ("values", "but", "found"),
+    [
+        ({"method": "fedavg"}, (), []),
+        ({"method": "mine:M"}, (), ["mine:M"]),
+        ({"method": "mine:M"}, ("method",), []),
+        ({"method": "fedavg", "start": {"method": "other:N"}}, (), ["other:N"]),
+        ({"method": "mine:M", "start": {"method": "local"}}, (), ["mine:M"]),
+        ({"method": 3, "start": "x"}, (), []),
+    ],
+)
+def test_code_that_a_setting_names(values, but, found):
+    assert code_digest.outside_code(values, but) == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from types import SimpleNamespace
 
@@ -21,7 +22,7 @@ from fedaudit.runtime.folder import (
     rounding,
     setting_key,
 )
-from fedaudit.setting import Setting
+from fedaudit.setting import EXECUTION, ROUNDING, Setting
 
 
 def key(**values):
@@ -159,3 +160,16 @@ def test_rounds_whose_models_must_be_there(keep, rounds, notes, kept):
     rows = [SimpleNamespace(round=t) for t in range(1, rounds + 1)]
     record = SimpleNamespace(setting=SimpleNamespace(keep_weights=keep), rounds=rows, notes=notes)
     assert kept_rounds(record) == kept
+
+
+def test_the_key_is_a_digest_of_what_a_setting_computes():
+    """Settings from before there was a compression, or a choice of sums, have neither in their key."""
+    plain, compressed = (Setting.make(device="cpu", compress=how) for how in (None, "int8"))
+    usual = ("sampling", "aggregate", "threshold", "update_bound")
+
+    def by_hand(setting, *left_out):
+        kept = setting.model_dump(exclude={*EXECUTION, *ROUNDING, *left_out})
+        return hashlib.blake2b(json.dumps(kept, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+    assert setting_key(plain) == by_hand(plain, *usual, "compress")
+    assert setting_key(compressed) == by_hand(compressed, *usual)

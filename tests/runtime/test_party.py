@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Up, private, run
-from fedaudit.errors import PrivacyError
+from fedaudit import State, Up, private, run
+from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.meter import Meter
-from fedaudit.runtime.party import Cohort, Party
+from fedaudit.runtime.party import Client, Cohort, Party, check_buffers, digest_of_all
 from fedaudit.runtime.task import open_client
 from fedaudit.runtime.world import World
 
@@ -99,6 +100,69 @@ def test_class_means_are_of_clipped_rows(tiny):
         of_class = rows[client.y == c]
         clipped = of_class * (0.5 / of_class.norm(dim=1, keepdim=True)).clamp(max=1)
         assert torch.allclose(mean, clipped.mean(0), atol=1e-6)
+
+
+def test_of_classes_with_equal_means_the_smallest_counts(tiny):
+    """One row moves the mean of a small class most. The noise is scaled by how many rows a mean is of."""
+    world = World(tiny("fedavg", privacy=privacy("prototypes:eps=1,clip=4")))
+    client = open_client(world.site(0), 1, 0, Meter("client 0", 1, world.device), None)
+    n = len(client)
+    y = torch.tensor([0] * 3 + [1] * 2 + [2] * (n - 5))
+    rows = torch.where(y[:, None] == 2, 2.0, 1.0).expand(n, 7).contiguous()
+    means = client.class_means(rows, "prototypes", y)
+    assert [float(means[c][0]) for c in (0, 1, 2)] == pytest.approx([1.0, 1.0, 4 / 7**0.5])
+    assert sorted(client._context.means.values()) == [(4.0, 2), (4.0, n - 5)]
+    assert set(client._context.tables.values()) == {0}
+    client.class_means(rows[:4] * 0.5, "prototypes", y[:4])
+    assert set(client._context.tables.values()) == {0, 1}, "each call has a number of its own"
+    with pytest.raises(PrivacyError, match=f"was given {n + 1} rows"):
+        client.class_means(torch.ones(n + 1, 7), "prototypes", torch.zeros(n + 1).long())
+    assert client.class_means(torch.ones(n + 1, 7), "logits", torch.zeros(n + 1).long()), "no policy bounds these"
+
+
+@pytest.mark.parametrize(("people", "most"), [(None, 1), ([], 1), ([4, 4, 9, 4, 9], 3)])
+def test_the_most_records_of_one_person(people, most):
+    site = SimpleNamespace(people=lambda: None if people is None else torch.tensor(people))
+    assert Client._most.func(SimpleNamespace(_site=site)) == most
+
+
+def test_a_digest_tells_everything_that_a_training_is_told():
+    """Names, kinds, lengths and numbers each change it."""
+    one = {"a": torch.ones(2), "b": [1, 2.5, "text", None]}
+    others = [
+        {"a": torch.ones(2), "c": [1, 2.5, "text", None]}, {"a": torch.ones(2).int(), "b": [1, 2.5, "text", None]},
+        {"a": torch.ones(1, 2), "b": [1, 2.5, "text", None]}, {"a": torch.ones(2), "b": (1, 2.5, "text", None)},
+        {"a": torch.ones(2), "b": [1, 2.5, "text"]}, {"a": torch.ones(2), "b": [1, 2.5, "text", 0]},
+        {"a": torch.zeros(2), "b": [1, 2.5, "text", None]},
+    ]  # fmt: skip
+    found = [digest_of_all(value) for value in (one, *others)]
+    assert len(set(found)) == len(found)
+    assert digest_of_all({"a": torch.ones(2), "b": [1, 2.5, "text", None]}) == found[0]
+    linear, other = torch.nn.Linear(2, 1), torch.nn.Linear(2, 1)
+    other.load_state_dict(linear.state_dict())
+    assert digest_of_all(linear) == digest_of_all(other)
+    torch.nn.init.ones_(other.weight)
+    assert digest_of_all(linear) != digest_of_all(other)
+    assert digest_of_all(SimpleNamespace(a=1)) == digest_of_all(SimpleNamespace(a=2)), "of others the type counts"
+
+
+@pytest.mark.parametrize(
+    ("buffers", "wrong"),
+    [({"1.running_mean"}, None), ({"own.running_var"}, None), ({"0.weight"}, "0.weight"), ({"z", "extra"}, "extra"),
+     ({"1.num_batches_tracked", "0.bias"}, "0.bias")],
+)  # fmt: skip
+def test_parameters_are_not_called_buffers(buffers, wrong):
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    state = State({name: torch.zeros(1) for name in buffers}, buffers=frozenset(buffers))
+    if wrong is None:
+        check_buffers(Whole(state), model)
+    else:
+        with pytest.raises(ContractError, match=f"Whole.w calls '{wrong}' a buffer"):
+            check_buffers(Whole(state), model)
+
+
+class Whole(Up):
+    w: State = private("weights", via="model", unit="client")
 
 
 class Sent(Up):

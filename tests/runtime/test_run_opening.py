@@ -7,7 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from fedaudit.errors import NotApplicable, SettingError
 from fedaudit.privacy.noise_key import FILE, SIZE, write_secret
+from fedaudit.privacy.policy import Policy
+from fedaudit.runtime import run_opening
 from fedaudit.runtime.run_opening import _secret, data_facts, model_facts
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
@@ -76,3 +79,192 @@ def test_a_secret_is_taken_from_another_run_where_that_is_asked_for(tmp_path):
     write_secret(tmp_path / "other", bytes(range(1, SIZE + 1)))
     found = _secret(opened(tmp_path, tmp_path / "other", aggregate="secure"))
     assert found == bytes(range(1, SIZE + 1))
+
+
+# --- going on --------------------------------------------------------------------------------------------------------
+
+
+def facts_of(**facts):
+    return SimpleNamespace(**({"persons": [], "most_clients": 1, "copies": 1} | facts))
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({}, None),
+        ({"copies": 2}, "one record up to 2 times"),
+        ({"persons": [3], "copies": 2}, None),  # the guarantee is for persons
+        ({"persons": [3], "most_clients": 2}, "at up to 2 clients"),
+        ({"most_clients": 2}, None),
+    ],
+)
+def test_what_the_data_mean_for_the_guarantee(facts, words):
+    found = run_opening._notes(facts_of(**facts))
+    assert found == [] if words is None else (len(found) == 1 and words in found[0])
+
+
+@pytest.fixture
+def going_on(monkeypatch, tmp_path):
+    """A run after its third round, on the machine that began it: each test changes one thing."""
+    monkeypatch.setattr(run_opening, "versions", lambda: {"torch": "9"})
+    monkeypatch.setattr(run_opening, "device_name", lambda device: "a device")
+    monkeypatch.setattr(run_opening, "harness", lambda: "code")
+    monkeypatch.setattr(run_opening, "is_same", lambda a, b: a == b)
+    monkeypatch.setattr(run_opening, "not_compared", lambda code, harness: code == "an old scheme")
+    monkeypatch.setattr(run_opening, "beside", list)
+    monkeypatch.setattr(run_opening, "rounding", lambda setting: setting.engine)
+    amended, reopened = {}, []
+    client = SimpleNamespace(reopen=lambda: reopened.append(1))
+    record = SimpleNamespace(
+        versions={"torch": "9"}, device="a device", harness="code", code="digests", notes=["first"], beside=[],
+        status="done", finished="then", published=["a model"], ledger=[client],
+    )  # fmt: skip
+    (tmp_path / run_opening.SEAL).touch()
+    run = SimpleNamespace(
+        record=record, world=SimpleNamespace(device="cpu"), started=3, setting=Setting.make(keep_weights=2),
+        store=SimpleNamespace(amend=lambda **facts: amended.update(facts)), folder=tmp_path, attempt=0,
+    )  # fmt: skip
+
+    def go(before=None):
+        run_opening._go_on(run, {"attempt": 4}, before or Setting.make(keep_weights=2))
+        assert (record.status, record.finished, record.published) == ("running", None, [])
+        assert reopened == [1]
+        assert amended == {"attempt": run.attempt}
+        return run.attempt, record.notes[1:]
+
+    return run, go
+
+
+def test_the_same_machine_goes_on_with_the_same_noise(going_on):
+    run, go = going_on
+    assert go() == (4, [])
+    assert not (run.folder / run_opening.SEAL).exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"versions": {"torch": "8"}}, "resumed under other versions"),
+        ({"device": "another"}, "resumed under other versions"),
+        ({"harness": "other code"}, "resumed under other versions"),
+        ({"code": "an old scheme"}, "resumed: "),
+        ({"beside": [7]}, "resumed after round 3, with runs of other seeds beside it"),
+    ],
+)
+def test_where_bits_may_differ_noise_is_drawn_anew(change, words, going_on):
+    """Equal noise on unequal values would give both away."""
+    run, go = going_on
+    vars(run.record).update(change)
+    attempt, notes = go()
+    assert attempt == 5
+    assert len(notes) == 1
+    assert notes[0].startswith(words)
+
+
+def test_other_seeds_beside_it_now_are_noted(going_on, monkeypatch):
+    run, go = going_on
+    run.record.beside = [9, 3]
+    monkeypatch.setattr(run_opening, "beside", lambda: [5, 3])
+    attempt, notes = go()
+    assert (attempt, len(notes), run.record.beside) == (5, 1, [3, 5, 9])
+
+
+def test_a_run_whose_results_vary_never_draws_the_same_noise(going_on):
+    run, go = going_on
+    run.setting = Setting.make(keep_weights=2, deterministic=False)
+    assert go() == (5, [])
+
+
+@pytest.mark.parametrize(
+    ("before", "attempt", "words"),
+    [
+        ({"engine": "stacked"}, 5, "resumed after round 3 with other steps"),
+        ({"keep_weights": 1}, 4, "keep_weights was raised after round 3"),
+        ({"keep_weights": 3}, 4, None),
+    ],
+)
+def test_settings_that_may_change_when_a_run_goes_on(before, attempt, words, going_on):
+    _, go = going_on
+    found, notes = go(Setting.make(**({"keep_weights": 2} | before)))
+    assert found == attempt
+    assert notes == [] if words is None else notes[0].startswith(words)
+
+
+@pytest.mark.parametrize(
+    ("before", "ahead", "words"),
+    [
+        ({}, False, None),
+        ({"seed": 1}, False, "seed = 1, now 0"),
+        ({"rounds": 3}, False, None),
+        ({"rounds": 3}, True, "rounds = 3, now 5"),
+        ({"engine": "stacked"}, True, None),
+        ({"quorum": 0.9, "dropout": 0.1, "keep_weights": 7}, True, None),
+        ({"channels_last": True}, False, "channels_last = True, now False"),
+    ],
+)
+def test_a_run_goes_on_with_the_setting_that_it_began_with(before, ahead, words, monkeypatch):
+    monkeypatch.setattr(run_opening, "_planned_for_rounds", lambda run: ahead)
+    record = SimpleNamespace(code=None, rounds=[SimpleNamespace(round=t) for t in (1, 2, 3)])
+    run = SimpleNamespace(setting=Setting.make(rounds=5), record=record, folder="FOLDER", method=None)
+    old = Setting.make(**({"rounds": 5} | before))
+    if words is None:
+        run_opening._check_same(run, old)
+    else:
+        with pytest.raises(SettingError, match=words):
+            run_opening._check_same(run, old)
+
+
+def test_a_run_does_not_go_back_and_not_on_with_other_code(monkeypatch):
+    monkeypatch.setattr(run_opening, "_planned_for_rounds", lambda run: False)
+    monkeypatch.setattr(run_opening, "code_of", lambda method, setting: "new")
+    monkeypatch.setattr(run_opening, "differences", lambda a, b: [] if a == b else ["its method was edited"])
+    record = SimpleNamespace(code="new", rounds=[SimpleNamespace(round=t) for t in (1, 2, 3)])
+    run = SimpleNamespace(setting=Setting.make(rounds=3), record=record, folder="FOLDER", method=None)
+    run_opening._check_same(run, run.setting)
+    record.code = "old"
+    with pytest.raises(SettingError, match="its method was edited"):
+        run_opening._check_same(run, run.setting)
+    record.code, run.setting = "new", Setting.make(rounds=2)
+    with pytest.raises(SettingError, match="has 3 rounds; --rounds asks for fewer"):
+        run_opening._check_same(run, run.setting)
+    record.rounds = []
+    run_opening._check_same(run, run.setting)
+
+
+@pytest.mark.parametrize(
+    ("policies", "epsilon", "ahead"),
+    [
+        ({}, "no guarantee", False),
+        ({}, None, False),
+        ({}, 8.0, True),
+        ({"logits": Policy(epsilon=1.0)}, "no guarantee", False),
+        ({"logits": Policy(epsilon=1.0, calibration="total")}, "no guarantee", True),
+        ({"labels": Policy(noise_multiplier=1.0), "logits": Policy(epsilon=1.0, calibration="total")}, None, True),
+    ],
+)
+def test_noise_that_was_calibrated_for_all_rounds(policies, epsilon, ahead):
+    guarantee = None if epsilon == "no guarantee" else SimpleNamespace(policy=SimpleNamespace(epsilon=epsilon))
+    world = SimpleNamespace(guarantee=guarantee, policies=policies)
+    assert run_opening._planned_for_rounds(SimpleNamespace(world=world)) is ahead
+
+
+@pytest.mark.parametrize(("rounds", "looked"), [(1, [1, 2]), (2, [1, 2]), (9, [1, 2, 9]), (0, [1, 2])])
+def test_a_policy_is_held_against_the_first_and_the_last_rounds(rounds, looked, monkeypatch):
+    plans, closed = [], []
+
+    def kinds(method, given):
+        plans.extend(given)
+        return "kinds"
+
+    monkeypatch.setattr(run_opening, "released_kinds", kinds)
+    monkeypatch.setattr(run_opening, "inapplicable", lambda privacy, found: "it covers nothing")
+    world = SimpleNamespace(policies={"logits": 1}, plan=lambda t, who: (t, who))
+    setting = SimpleNamespace(rounds=rounds, clients=3, privacy={})
+    transcript = SimpleNamespace(close=lambda: closed.append(1))
+    run = SimpleNamespace(world=world, setting=setting, method=None, transcript=transcript)
+    with pytest.raises(NotApplicable, match=r"it covers nothing\."):
+        run_opening.check_applicable(run)
+    assert plans == [(t, [0, 1, 2]) for t in looked]
+    assert closed == [1]
+    world.policies = {}
+    run_opening.check_applicable(run)

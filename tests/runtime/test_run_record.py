@@ -8,12 +8,15 @@ import json
 import math
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from fedaudit import read_record
 from fedaudit.errors import RunError
-from fedaudit.runtime.run_record import save_attacks
+from fedaudit.runtime import run_record
+from fedaudit.runtime.run_record import CurvePoint, Declarations, EpsilonAudit, RoundRecord, TwinFacts, save_attacks
+from fedaudit.runtime.scores import Accuracy, ClientScores, GlobalScores, Spread, Utility
 
 OLD = Path(__file__).with_name("version_0_1")
 
@@ -101,3 +104,137 @@ def test_a_damaged_score_is_refused(tmp_path, damage):
     (tmp_path / "run" / "record.json").write_text(json.dumps(raw))
     with pytest.raises(RunError, match=r"not a valid run record: rounds\.0\.utility"):
         read_record(tmp_path / "run")
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_accuracy_against_the_bytes_of_all_rounds_before():
+    """The second of four rounds was not evaluated, and sent bytes all the same."""
+    both = Utility.model_validate(
+        {"global": GlobalScores(test=Accuracy(accuracy=0.5, low=0.25, high=0.75, n=8)),
+         "clients": ClientScores(global_test=Spread(mean=0.4, std=0.1, each=[0.3, 0.5]))}
+    )  # fmt: skip
+    none, without = Utility(), Utility(clients=ClientScores())
+    rounds = [
+        RoundRecord(round=t, participants=[0], up_payload=t, up_wire=10 * t, down_payload=100 * t, down_wire=1000 * t,
+                    utility=utility, wall_s=1.0)
+        for t, utility in enumerate((both, None, none, without), 1)
+    ]  # fmt: skip
+    assert run_record.curve_of(rounds) == [
+        CurvePoint(round=1, up_payload=1, up_wire=10, down_payload=100, down_wire=1000, accuracy=0.5, low=0.25,
+                   high=0.75, clients_mean=0.4, clients_std=0.1),
+        CurvePoint(round=3, up_payload=6, up_wire=60, down_payload=600, down_wire=6000),
+        CurvePoint(round=4, up_payload=10, up_wire=100, down_payload=1000, down_wire=10000),
+    ]  # fmt: skip
+
+
+def test_a_rounds_own_seconds():
+    row = RoundRecord.model_construct(wall_s=3.0, share_s=None)
+    assert row.own_s == 3.0
+    assert RoundRecord.model_construct(wall_s=3.0, share_s=1.25).own_s == 1.25
+
+
+def audit(**facts):
+    base = {
+        "test": "residuals", "kind": "logits", "threat": "server", "claim": "c", "claim_epsilon": 1.0,
+        "ledger_epsilon": None, "lower_bound": 0.5, "p_value": 0.5, "trials": 10, "confidence": 0.95, "delta": 1e-5,
+        "verdict": "not refuted", "method": "m", "how": "h",
+    }  # fmt: skip
+    return EpsilonAudit(**(base | facts))
+
+
+def test_what_an_audit_cannot_say():
+    assert audit().of_noise
+    assert not audit(test="one run").of_noise
+    assert audit(method=run_record.CERTAIN).certain
+    assert not audit().certain
+    assert audit(ceiling=0.5).ceiling == 0.5
+    assert audit(ceiling=0.25, trials=0, verdict="not tried").trials == 0, "nothing was tried"
+    for wrong in ({"p_value": 1.5}, {"confidence": -0.1}, {"ceiling": 0.25}):
+        with pytest.raises(ValueError):  # noqa: PT011 (each names another field)
+            audit(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        ({"tested": "never"}, "never tested (`fedaudit check-method` tests them; source abcdefghijkl)"),
+        ({"tested": "another source", "tested_source": "zyx"}, "for another version of the source (zyx); this is abc"),
+        ({"tested": "another source", "tested_source": "zyx", "source": "2:abc"}, "cannot be compared with 2:abc"),
+        ({"tested": "another source", "tested_source": "2:zyx", "source": "2:abc"}, "another version of the source"),
+        ({"tested": "held"}, "for this version of the source (abcdefghijkl): held"),
+        ({"tested": "broken", "twin_sets": 3}, ": broken; 3 sets of other records for every client"),
+    ],
+)
+def test_what_is_known_of_declarations_in_words(facts, words):
+    found = Declarations(**({"source": "abcdefghijklmnop", "fedaudit": "1.0"} | facts)).text()
+    assert words in found
+    assert ("sets of other records" in found) is ("twin_sets" in facts)
+
+
+def test_twins_in_words():
+    assert TwinFacts().text().startswith("no client had a twin")
+    one = TwinFacts(wanted="1", clients=[3], tasks=4, held=4)
+    assert one.text() == "1 client had a twin with other records: 4 of 4 tasks gave the same reply to the bit"
+    two = TwinFacts(wanted="2", clients=[3, 5], tasks=4, held=3, lost=1, differences=["a", "b"])
+    assert two.text().startswith("2 clients had a twin")
+    assert two.text().endswith("1 were lost when the run was resumed; different: a; b")
+
+
+@pytest.mark.parametrize(
+    ("published", "privacy", "covered"),
+    [([], {}, True), (["global.safetensors"], {}, True), (["client-000000.safetensors"], {}, False),
+     (["client-000000.safetensors"], {"training": {}}, True), (["client-000000.safetensors"], {"logits": {}}, False)],
+)  # fmt: skip
+def test_published_models_that_the_ledger_covers(published, privacy, covered):
+    record = SimpleNamespace(published=published, setting=SimpleNamespace(privacy=privacy))
+    assert run_record.RunRecord.models_covered.fget(record) is covered
+
+
+@pytest.mark.parametrize(
+    ("status", "idle", "privacy", "applies"),
+    [("done", [], {}, None), ("done", [], {"a": 1}, True), ("done", ["a"], {"a": 1}, False),
+     ("done", ["a"], {"a": 1, "b": 1}, True), ("refused", [], {"a": 1}, False)],
+)  # fmt: skip
+def test_a_policy_that_protected_something(status, idle, privacy, applies):
+    record = SimpleNamespace(status=status, idle_policies=idle, setting=SimpleNamespace(privacy=privacy))
+    assert run_record.RunRecord.privacy_applies.fget(record) is applies
+
+
+def test_bytes_of_a_run_by_direction():
+    rows = [("up", 1, 10), ("down", 2, 20), ("up", 4, 40)]
+    record = SimpleNamespace(
+        traffic=[SimpleNamespace(direction=way, payload=payload, wire=wire) for way, payload, wire in rows]
+    )
+    sent = run_record.RunRecord.bytes
+    assert (sent(record, "up"), sent(record, "down"), sent(record, "up", "wire")) == (5, 2, 50)
+
+
+def test_machines_of_one_type():
+    def record(device="d", **versions):
+        return SimpleNamespace(device=device, versions={"cpu": "c", "torch": "1", "platform": "p"} | versions)
+
+    same = run_record.same_machine_type
+    assert same(record(), record(numpy="other"))
+    assert not same(record(), record(torch="2"))
+    assert not same(record(), record("other"))
+    assert not same(record(cuda="12"), record())
+    old = SimpleNamespace(device="d", versions={"torch": "1", "platform": "p"})
+    assert not same(old, old), "which processor it was is not known"
+
+
+def test_a_later_audit_of_the_same_claim_replaces_the_earlier(tmp_path):
+    shutil.copytree(OLD, tmp_path / "run")
+    folder, digest = tmp_path / "run", read_record(OLD).transcript_digest
+    known = read_record(folder).audits
+    run_record.save_audits(folder, digest, [audit(p_value=0.5), audit(test="one run", p_value=0.25)], 1.23456)
+    run_record.save_audits(folder, digest, [audit(p_value=0.125)], 7.0)
+    found = {(one.test, one.claim): one.p_value for one in read_record(folder).audits}
+    assert found == {(one.test, one.claim): one.p_value for one in known} | {
+        ("residuals", "c"): 0.125, ("one run", "c"): 0.25,
+    }  # fmt: skip
+    assert run_record.audit_seconds(folder, digest)["residuals"] == 7.0
+    assert run_record.audit_seconds(folder, "another transcript") == {}
+    run_record.save_audits(folder, "another transcript", [audit()], 2.0)
+    assert run_record.audit_seconds(folder, "another transcript") == {"residuals": 2.0}

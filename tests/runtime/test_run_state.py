@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
+
 from fedaudit.runtime.run_state import RunState
 from fedaudit.runtime.runner import _close
+from fedaudit.runtime.task import Done
 
 
 def telling(now):
@@ -56,3 +59,43 @@ def test_a_run_closes_what_it_opened_and_nothing_else():
     assert bare.closed == ["store"]
     assert whole.closed == ["twins", "store", "engine"]
     assert given.closed == ["store"], "its caller goes on with that engine"
+
+
+def test_the_whole_text_of_a_failure_is_logged(tmp_path):
+    run = SimpleNamespace(folder=tmp_path)
+    run.log = lambda text: RunState.log(run, text)
+    RunState.log_failure(run, 3, 1, Done(4, error="ValueError"))
+    assert not (tmp_path / "errors.log").exists(), "nothing more is known than the record says"
+    RunState.log_failure(run, 3, 1, Done(4, error="ValueError", detail="a trace"))
+    RunState.log_failure(run, 5, 0, Done(2, error="KeyError", detail="another"))
+    assert (tmp_path / "errors.log").read_text() == (
+        "round 3, ask 1, client 4: a trace\nround 5, ask 0, client 2: another\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("start", "rounds", "begun"),
+    [(None, [], True), (None, ["one"], True), ("a run", [], False), ("a run", ["one"], True)],
+)
+def test_a_client_begins_with_its_first_answer_in_this_run(start, rounds, begun):
+    """A state that was taken over from another run is none of this one."""
+    run = SimpleNamespace(
+        store=SimpleNamespace(clients={3: "a state"}), setting=SimpleNamespace(start=start),
+        record=SimpleNamespace(rounds=rounds),
+    )  # fmt: skip
+    assert RunState.has_begun(run, 3) is begun
+    assert not RunState.has_begun(run, 4)
+
+
+def test_the_evaluated_model_is_deployed_if_it_is_of_that_round():
+    built = []
+    run = SimpleNamespace(
+        deployed=(4, "evaluated"), setting=SimpleNamespace(seed=1), world=SimpleNamespace(device="cpu"), state="state",
+        server=lambda t: t, method=SimpleNamespace(predictor=lambda state, t: built.append((state, t)) or "built"),
+    )  # fmt: skip
+    assert RunState.predictor(run, 4) == "evaluated"
+    assert built == []
+    assert RunState.predictor(run, 5) == "built"
+    run.deployed = None
+    assert RunState.predictor(run, 4) == "built"
+    assert built == [("state", 5), ("state", 4)]

@@ -27,6 +27,7 @@ from fedaudit.runtime.scores import Accuracy, BestTestRound, GlobalScores, Utili
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import results
 from fedaudit.runtime.world import World
+from fedaudit.wire.message import Size
 from fedaudit.wire.transcript import Transcript
 
 
@@ -487,3 +488,26 @@ def test_a_run_by_itself_forgets_what_others_did_not_record(in_turns, monkeypatc
     monkeypatch.setattr(runner, "_all_rounds", lambda run: sorted(reasons))
     monkeypatch.setattr(runner, "_close", lambda run: None)
     assert runner._go(None) == (["of another run"] if in_turns else [])
+
+
+@pytest.mark.parametrize("declared", [None, {}, {("up", "Local.w"): 3}])
+@pytest.mark.parametrize("aggregate", ["plain", "secure"])
+def test_the_record_says_whether_a_method_declares_its_traffic(declared, aggregate, monkeypatch):
+    """In secure sums the declaration is that of the sums. Fields that were never to be sent are refused."""
+    compared = []
+    monkeypatch.setattr(runner, "compare", lambda *of, **more: compared.append(of))
+    monkeypatch.setattr(runner, "in_sums", lambda method, declared, sums: ("in sums", declared, sums))
+    world = SimpleNamespace(plan=lambda *of, **more: "plan", absent=lambda t: {"Local.n"}, compression=None)
+    run = SimpleNamespace(
+        world=world, method=SimpleNamespace(traffic=lambda plan: declared),
+        record=SimpleNamespace(traffic_declared=None), setting=SimpleNamespace(aggregate=aggregate),
+        note=lambda notes: None,
+    )  # fmt: skip
+    traffic = SimpleNamespace(asks=[], choices={}, sizes={("up", "Local.n"): Size()}, whole="whole")
+    runner._check_traffic(run, 3, [0], SimpleNamespace(traffic=traffic), ["facts"])
+    assert run.record.traffic_declared is (declared is not None)
+    held = ("in sums", declared, ["facts"]) if aggregate == "secure" and declared is not None else declared
+    assert compared == [(held, "whole")]
+    traffic.sizes = {("up", "Local.n"): Size(4, 0)}
+    with pytest.raises(RunError, match=r"round 3: Local\.n was sent"):
+        runner._check_traffic(run, 3, [0], SimpleNamespace(traffic=traffic), [])

@@ -441,3 +441,178 @@ def test_the_bound_of_a_number_with_a_share_of_the_noise_by_hand():
     assert bound == pytest.approx(1.0 + 12 * math.sqrt(12 / 6) * 2e-4 / 12, rel=1e-9)
     step = bound / (run_sums.HALF // 12)
     assert noise.variance * step**2 == pytest.approx(2e-4**2 / 6)
+
+
+# --- one sum by hand -------------------------------------------------------------------------------------------------
+
+
+def by_hand(replies, *, where="server", poisson=False, rate=0.5, quantile=None, before=None, clip=2.0, entries=()):
+    """A round's sums over 8 clients, a half of whom take part, without any noise: its deviation is 1e-9 of the clip."""
+    policy = UpdatePolicy(clip=clip, noise_multiplier=1e-9, delta=1e-3, where=where, quantile=quantile)
+    guarantee = Guarantee(policy, 8, 3, rate, poisson)
+    told = []
+    wire = SimpleNamespace(traffic=SimpleNamespace(asks=["one", "two"]), summed=lambda *of: told.append(of))
+    so_far = SimpleNamespace(t=4, entries=list(entries), wire=wire)
+    hub = SimpleNamespace(archs=("mlp",) * 8, shape=None, classes=2)
+    world = SimpleNamespace(hub=hub, method=registry.find("fedavg")(), device=torch.device("cpu"))
+    setting = SimpleNamespace(participation=rate, clients=8, aggregate="plain", method="fedavg", update_bound=9.0)
+    asked = []
+
+    def ask(cohort, fn, message, terms=None):
+        asked.append((message, terms))
+        return replies
+
+    made = Summing(SimpleNamespace(world=world, setting=setting), so_far, ask, b"secret", guarantee, 10, before)
+    return made, told, asked
+
+
+def test_a_noised_sum_by_hand():
+    """Updates of length 5 and 1 under a clip of 2: (1.2, 1.6) + (0, 1) = (1.2, 2.6), over 3 who were invited."""
+    replies = {5: Summed(torch.tensor([3.0, 4.0])), 1: Summed(torch.tensor([0.0, 1.0]))}
+    summing, told, asked = by_hand(replies)
+    cohort = SimpleNamespace(ids=[1, 5, 6])
+    mean = summing._noised(cohort, update, "update", dict.fromkeys((1, 5, 6)), None)
+    assert mean.value.v.tolist() == pytest.approx([0.4, 2.6 / 3], abs=1e-6)
+    assert mean.count == 3
+    (record,) = summing.records
+    assert (record.ask, record.fn, record.invited, record.stayed, record.divisor) == (2, "update", 3, 2, 3.0)
+    assert (record.clip, record.where, record.within) == (2.0, "server", None)
+    assert record.sigma == pytest.approx(2e-9)
+    assert told == [(mean.value, "update", 2, [])]
+    assert [terms for _, terms in asked] == [None]
+    assert [k for k, _ in summing.entries] == [1, 5, 6]
+    with pytest.raises(RunError, match="Round 4, update: no client answered"):
+        by_hand({})[0]._noised(cohort, update, "update", dict.fromkeys((1, 5, 6)), None)
+
+
+def update(client, message) -> Summed: ...
+
+
+@pytest.mark.parametrize(("rate", "divisor", "amplified"), [(0.5, 4.0, True), (0.05, 1.0, True), (1.0, 8.0, False)])
+def test_by_poisson_the_divisor_is_how_many_are_expected(rate, divisor, amplified):
+    """Who came must not show: a half of 8 clients, or one at least. Amplified, all 8 pay."""
+    replies = {5: Summed(torch.tensor([0.0, 1.0]))}
+    summing, _, _ = by_hand(replies, poisson=True, rate=rate)
+    mean = summing._noised(SimpleNamespace(ids=[1, 5, 6]), update, "update", dict.fromkeys((1, 5, 6)), None)
+    assert mean.value.v.tolist() == pytest.approx([0.0, 1 / divisor], abs=1e-6)
+    assert (mean.count, summing.records[0].divisor) == (round(divisor), divisor)
+    assert [k for k, _ in summing.entries] == (list(range(8)) if amplified else [1, 5, 6])
+
+
+def test_clients_that_add_their_own_noise_are_told_the_terms():
+    replies = {5: Summed(torch.tensor([3.0, 4.0])), 1: Summed(torch.tensor([0.0, 1.0]))}
+    summing, _, asked = by_hand(replies, where="client")
+    mean = summing._noised(SimpleNamespace(ids=[1, 5]), update, "update", dict.fromkeys((1, 5)), None)
+    assert mean.value.v.tolist() == pytest.approx([1.5, 2.5]), "they clip themselves"
+    ((_, terms),) = asked
+    assert sorted(terms) == [1, 5]
+    assert terms[1].key != terms[5].key
+    assert (terms[1].by, terms[1].clients, terms[1].bound, terms[1].based) == (None, 1, 2.0, False)
+    assert (terms[1].noise.clip, terms[1].noise.sigma) == (2.0, pytest.approx(2e-9))
+    assert summing.records[0].within is None
+
+
+def test_a_clip_that_follows_a_quantile_is_voted_on(monkeypatch):
+    """Of 4 who were invited 3 came, 1 of them within the clip: votes of -1/2, -1/2 and 1/2, with a noise of 0.1, which
+    is half of its deviation of 4 / 20. The share is 1/2 + (-1/2 + 0.1) / 4."""
+    drawn = []
+
+    def half(key, name, sigma, length, secure):
+        drawn.append((key, name, length))
+        return np.full(length, sigma / 2)
+
+    monkeypatch.setattr(run_sums, "gaussian", half)
+    replies = {k: Summed(torch.tensor([3.0, 4.0 * k])) for k in (1, 5)} | {6: Summed(torch.tensor([0.5, 0.0]))}
+    summing, _, _ = by_hand(replies, quantile=0.9)
+    summing._noised(SimpleNamespace(ids=[1, 5, 6, 7]), update, "update", dict.fromkeys((1, 5, 6, 7)), None)
+    (record,) = summing.records
+    assert record.within == pytest.approx(0.4)
+    assert [(name, length) for _, name, length in drawn] == [("vote noise", 1), ("sum noise", 2)]
+    assert drawn[0][0] != drawn[1][0], "each has a key of its own"
+    assert summing._guaranteed().policy.clip == pytest.approx(2.0 * math.exp(0.2 * 0.5)), "the next sum's"
+    last = record.model_copy(update={"within": 0.25, "clip": 3.0})
+    again, _, _ = by_hand(replies, quantile=0.9, before=last)
+    assert again._guaranteed().policy.clip == pytest.approx(3.0 * math.exp(-0.2 * (0.25 - 0.9)))
+    unmoved, _, _ = by_hand(replies, before=last)
+    assert unmoved._guaranteed().policy.clip == 2.0
+
+
+def entry(field, noise=0.0):
+    return run_sums.LedgerEntry(
+        field=field, kind="weights", mechanism="gaussian", noise_multiplier=noise, relation="zero-out"
+    )
+
+
+def test_a_reply_in_a_noised_sum_is_billed_with_the_sum_alone():
+    """Entries before the mark are of other asks; other fields and those with noise of their own stay."""
+    entries = [
+        (1, [entry("Summed.v")]), (5, [entry("Summed.v"), entry("Other.v")]), (6, [entry("Summed.v", 2.0)]),
+    ]  # fmt: skip
+    summing, _, _ = by_hand({}, entries=entries)
+    summing._bill(Summed, (), [5, 6], 1, grid=0.25)
+    left = [(k, [(e.field, e.noise_multiplier) for e in of]) for k, of in summing.so_far.entries]
+    assert left == [(1, [("Summed.v", 0.0)]), (5, [("Other.v", 0.0)]), (6, [("Summed.v", 2.0)])]
+    assert [(k, one.field, one.kind, one.grid) for k, (one,) in summing.entries] == [
+        (5, "Summed (update)", "weights", 0.25), (6, "Summed (update)", "weights", 0.25),
+    ]  # fmt: skip
+
+
+def test_a_reply_in_a_secure_sum_is_said_to_be_there_alone():
+    entries = [
+        (1, [entry("Summed.v")]), (5, [entry("Summed.v"), entry("Other.v")]), (6, [entry("Summed.v", 2.0)]),
+    ]  # fmt: skip
+    summing, _, _ = by_hand({}, entries=entries)
+    summing._hide((Summed,), 1)
+    told = [[e.condition == run_sums.IN_SUMS for e in of] for _, of in summing.so_far.entries]
+    assert told == [[False], [True, False], [False]]
+
+
+@pytest.mark.parametrize(("where", "bound"), [("server", 1.5), ("client", 1.5 + 12 * 3.0)])
+def test_the_bound_of_a_number_by_who_adds_the_noise(where, bound):
+    policy = UpdatePolicy(clip=1.5, noise_multiplier=2.0, delta=1e-3, where=where)
+    multiplier, noise, found = run_sums.own_noise(Guarantee(policy, 12, 1, 1.0, False), 12, Setting.make(clients=12))
+    assert (multiplier, noise.clip, found) == (2.0, 1.5, pytest.approx(bound))
+    assert run_sums.TAIL == 12
+    assert run_sums.own_noise(None, 12, Setting.make(update_bound=7.0)) == (None, None, 7.0)
+
+
+def test_a_second_sum_under_a_guarantee_is_refused():
+    summing, _, _ = by_hand({5: Summed(torch.ones(2))})
+    cohort = SimpleNamespace(ids=[5])
+    summing.run.method = registry.find("fedavg")()
+    message = {5: None}
+    summing.mean(cohort, summing.run.method.client_update, message, None)
+    with pytest.raises(NotApplicable, match="accounts for one sum in a round, and fedavg takes another one"):
+        summing.mean(cohort, summing.run.method.client_update, message, None)
+    free, _, _ = by_hand({5: Summed(torch.ones(2))})
+    free.guarantee, free.run.method = None, summing.run.method
+    for _ in range(2):
+        assert free.mean(cohort, free.run.method.client_update, message, None).value.v.tolist() == [1.0, 1.0]
+    assert free.records == [], "the harness only averages"
+
+
+class Counted(Up):
+    v: Tensor = private("weights", via="data", unit="client")
+    seen: Tensor = private("statistics", via="data", unit="client")
+
+
+def test_whole_numbers_do_not_move_under_a_guarantee():
+    """Buffers of 8 and 4 batches say how many records a client has: nothing of them is in the sum."""
+    replies = {k: Counted(torch.ones(2), torch.tensor([n])) for k, n in ((1, 8), (5, 4))}
+    summing, _, _ = by_hand(replies)
+    mean = summing._noised(SimpleNamespace(ids=[1, 5]), update, "update", dict.fromkeys((1, 5)), None)
+    assert mean.value.seen.tolist() == [0]
+    assert mean.value.v.tolist() == pytest.approx([1.0, 1.0], abs=1e-6)
+
+
+def test_neighbours_are_as_many_as_drop_outs_in_four_phases_ask_for(tmp_path, monkeypatch):
+    asked = []
+    real = run_sums.graph.degree
+
+    def degree(clients, threshold, dropping):
+        asked.append((clients, threshold, dropping))
+        return real(clients, threshold, dropping)
+
+    monkeypatch.setattr(run_sums.graph, "degree", degree)
+    ran(tmp_path / "a", aggregate="secure", rounds=1, clients=3, dropout=0.01, threshold=0.5, method="fedavg")
+    assert asked == [(3, 0.5, pytest.approx(1 - 0.99**4))]

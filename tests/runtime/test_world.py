@@ -1,4 +1,4 @@
-"""`init`: who starts from the same model."""
+"""The world of a run: who starts from which model, which records stay where, and what a party is told."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from torch.nn.functional import cross_entropy
 
 import fedaudit
 from fedaudit import Setting, read_record, run, sgd
-from fedaudit.errors import RunError, SettingError
+from fedaudit.errors import DataError, RunError, SettingError
 from fedaudit.methods.distillation.dsfl import SoftLabels
-from fedaudit.runtime.world import World
+from fedaudit.runtime import world as worlds
+from fedaudit.runtime.world import KeptRows, World, Worlds, chosen_engine, leaves, on_gpu
 
 
 def world(**values: object) -> World:
@@ -238,3 +239,153 @@ def test_whose_records_they_are_is_told_where_persons_are_protected(unit, known,
 def test_labels_of_another_data_set_are_not_this_tasks(other):
     here = SimpleNamespace(setting=SimpleNamespace(public_dataset=other))
     assert World.public_labelled.fget(here) is (other is None)
+
+
+# --- by hand ---------------------------------------------------------------------------------------------------------
+
+
+def test_records_stay_up_to_a_limit_in_bytes():
+    """Ten numbers of 4 bytes and ten labels of 8 take 120 bytes. The limit is 240."""
+    made = []
+
+    def rows(n):
+        def make():
+            made.append(n)
+            return torch.zeros(n), torch.zeros(n).long()
+
+        return make
+
+    kept = KeptRows(240)
+    for key, n in (("a", 10), ("b", 11), ("c", 10), ("a", 10), ("b", 11), ("c", 10), ("d", 1), ("d", 1)):
+        assert len(kept.get((key, 0), rows(n))[0]) == n
+    assert made == [10, 11, 10, 11, 1, 1], "b does not fit beside a, c does, and then nothing else"
+
+
+def test_the_last_worlds_are_kept(monkeypatch):
+    built = []
+    monkeypatch.setattr(worlds, "_held", [])
+    monkeypatch.setattr(worlds, "World", lambda setting: built.append(setting) or f"world {setting}")
+    monkeypatch.setattr(worlds, "Setting", SimpleNamespace(model_validate_json=lambda text: text))
+    get = Worlds(room=2)
+    for name in "abacb":
+        assert get(name) == f"world {name}"
+    assert built == ["a", "b", "c", "b"], "b was used longest ago when c came"
+    with get.room_for(1):
+        get("a")
+        get("b")
+        get("c")
+    assert built == ["a", "b", "c", "b", "a"]
+    get("c")
+    get("b")
+    assert len(built) == 5
+    get("a")
+    assert built[5:] == ["a"], "afterwards there is room for two again"
+    get.cache_clear()
+    get("a")
+    assert built[5:] == ["a", "a"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu", "engine", "isolate", "chosen"),
+    [
+        ("cpu", True, "auto", False, "serial"),
+        ("cuda", False, "auto", False, "stacked"),
+        ("cuda:1", False, "auto", False, "stacked"),
+        ("auto", True, "auto", False, "stacked"),
+        ("auto", False, "auto", False, "serial"),
+        ("cuda", True, "serial", False, "serial"),
+        ("cpu", False, "stacked", False, "stacked"),
+        ("cuda", True, "auto", True, "serial"),
+        ("cuda", True, "serial", True, "serial"),
+    ],
+)
+def test_on_a_gpu_clients_are_stacked(device, gpu, engine, isolate, chosen, monkeypatch):
+    monkeypatch.setattr(worlds.torch.cuda, "is_available", lambda: gpu)
+    setting = SimpleNamespace(device=device, engine=engine, isolate=isolate)
+    assert chosen_engine(setting) == chosen
+    assert on_gpu(setting) is (device.startswith("cuda") or (device == "auto" and gpu))
+
+
+@pytest.mark.parametrize("engine", ["stacked", "ray"])
+def test_isolated_clients_go_one_after_the_other(engine):
+    with pytest.raises(SettingError, match=f"--engine {engine} does not"):
+        chosen_engine(SimpleNamespace(device="cpu", engine=engine, isolate=True))
+
+
+def test_a_device_that_is_not_there_is_said(monkeypatch):
+    for there, found in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(worlds.torch.cuda, "is_available", lambda there=there: there)
+        assert worlds.resolve_device("auto").type == found
+    with pytest.raises(SettingError, match="torch sees no GPU here"):
+        worlds.resolve_device("cuda:1")
+    for name in ("nonsense", "mps"):
+        with pytest.raises(SettingError, match="Choose from auto, cpu, cuda"):
+            worlds.resolve_device(name)
+
+
+def test_plain_values_of_a_tree():
+    assert list(leaves({"a": 1, "b": [2, (3, {"c": "x"})], "d": None})) == [1, 2, 3, "x", None]
+
+
+def test_as_many_other_records_as_a_client_has():
+    here = world(clients=2, aux=0.3)
+    other, labels = here.other_rows(1)
+    assert len(other) == len(labels) == here.count(1) != here.count(0)
+    x, _ = here.federation.auxiliary()
+    assert all((x == row).flatten(1).all(1).any() for row in other[:5])
+    assert torch.equal(here.other_rows(1)[0], other)
+    none = world(clients=2, aux=0.0)
+    with pytest.raises(DataError, match="needs an auxiliary set"):
+        none.other_rows(0)
+
+
+def test_copies_of_records_are_counted_with_their_labels():
+    """Client 0 has one record three times, twice with one label; client 1 has two records twice."""
+    x = torch.tensor([[1.0], [1.0], [1.0], [2.0]])
+    parts = [(x, torch.tensor([0, 0, 1, 0])), (torch.tensor([[1.0], [1.0], [2.0], [2.0]]), torch.zeros(4).long())]
+    federation = SimpleNamespace(shards=parts, members=parts.__getitem__)
+    assert World.copies(SimpleNamespace(federation=federation)) == 2
+    parts[1] = (torch.zeros(0, 1), torch.zeros(0).long())
+    parts[0] = (x, torch.tensor([0, 0, 0, 0]))
+    assert World.copies(SimpleNamespace(federation=federation)) == 3
+    federation.shards, federation.members = parts[1:], parts[1:].__getitem__
+    assert World.copies(SimpleNamespace(federation=federation)) == 1
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_client_whose_records_are_given_has_no_others(given):
+    here = world(clients=3, privacy={"training": {"noise_multiplier": 1.0}})
+    rows = torch.zeros(7, 1, 8, 8), torch.arange(7)
+    site = here.site(1, rows if given else None)
+    assert site.count == (7 if given else here.count(1))
+    assert len(site.own()[1]) == site.count
+    assert (site.seen is None) is given
+    if given:
+        assert site.own() is rows
+        for others in (site.validation, site.others):
+            with pytest.raises(DataError, match="has no other records"):
+                others()
+    else:
+        assert len(site.validation()[1]) == len(here.federation.shards[1].validation)
+    assert (site.k, site.rounds, site.classes, site.method) == (1, 1, 10, "local")
+    hub = here.hub
+    assert (hub.clients, hub.rounds, hub.classes, len(hub.archs), hub.public_labelled) == (3, 1, 10, 3, True)
+
+
+def test_a_channel_may_come_last():
+    for last in (False, True):
+        here = SimpleNamespace(device=torch.device("cpu"), setting=SimpleNamespace(channels_last=last))
+        x, _ = World._to_device(here, (torch.zeros(2, 3, 4, 4), torch.zeros(2)))
+        assert x.is_contiguous(memory_format=torch.channels_last) is last
+        flat, _ = World._to_device(here, (torch.zeros(2, 5), torch.zeros(2)))
+        assert flat.shape == (2, 5)
+
+
+def test_how_often_a_kind_is_released():
+    """FedAvg uploads weights and a count once in each of 4 rounds, to which downloads do not count."""
+    here = world(method="fedavg", rounds=4)
+    assert here.releases("weights") == 4
+    assert here.releases("logits") == 0
+    here = world(method="fedavg", rounds=4)
+    here.method = SimpleNamespace(traffic=lambda plan: None, server_arch=lambda model: None)
+    assert here.releases("weights") is None

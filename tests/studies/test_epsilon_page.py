@@ -327,3 +327,27 @@ def test_the_scripts_run_in_small(tmp_path):
     kept = json.loads((tmp_path / "kept.json").read_text())["forged"]
     assert {row["kind"] for row in kept} == set(forged.KINDS)
     assert all(row["told"] == {"refuted": 1} and row["by"] == {"calibration": 1} for row in kept)
+
+
+def test_forged_runs_are_of_each_kind_that_the_method_releases():
+    """Kinds come from the method's own message, and all but the images are claimed at epsilon = 1."""
+    forged = script("epsilon_forged")
+    assert forged.KINDS == ("embeddings", "logits", "label_counts", "soft_labels", "synthetic_images")
+    assert {kind: policy.get("epsilon") for kind, policy in forged.FIELDS.items()} == dict.fromkeys(
+        forged.KINDS[:-1], 1.0
+    ) | {"synthetic_images": None}
+
+
+def test_rates_of_whole_runs_are_counted_with_their_limits():
+    """Three of four runs spoke, and one of them beyond the level of a refutation."""
+    ps = [0.2, 0.04, 0.03, LEVEL / 2]
+    rows = [
+        {"test": "t", "regime": "r", "case": "true claim", "seed": s, "wrong": p < 0.05, "p": p}
+        for s, p in enumerate(ps, 1000)
+    ]
+    (row,) = script("epsilon_whole_runs").counted(rows)
+    assert (row["spoke"], row["of"], row["rate"], row["seeds"]) == (3, 4, 0.75, [1000, 1003])
+    assert (row["low"], row["high"]) == clopper_pearson(3, 4)
+    assert row["refuted"] == dict(
+        zip(("wrong", "of", "rate", "low", "high"), (1, 4, 0.25, *clopper_pearson(1, 4)), strict=True)
+    )

@@ -192,6 +192,30 @@ def test_orders_over_seeds_compare_seed_by_seed(monkeypatch: pytest.MonkeyPatch)
     assert said == "order reproduced: above, +2.0 [+2.0, +2.0] (3 seeds)"  # although the spread over seeds is 10 points
 
 
+def test_an_order_of_runs_that_were_cut_off_is_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first has 9 and 10 of 20 rounds, the second all: above so far; with all rounds the order is reproduced."""
+    kept = {f"a{s}": record(0.55, 10 - s // 2, s) for s in range(3)} | {f"b{s}": record(0.5, 20, s) for s in range(3)}
+    monkeypatch.setattr(TABLE, "read", kept.__getitem__)
+    cells = {
+        key: {"records": [n for n in kept if n[0] == key], "mean": mean, "rounds": 20}
+        for key, mean in (("a", 2.0), ("b", 1.0))
+    }
+    order = {"paper": "", "table": "", "claim": "", "cells": ["a", "b"]}
+    said = TABLE.ordered(order, cells)[-1]
+    assert said == "undecided: above so far, +5.0 [+5.0, +5.0] (3 seeds; 9 to 10 and 20 of 20 rounds)"
+    for name in ("a0", "a1", "a2"):
+        kept[name]["rounds_done"] = 20
+    assert TABLE.ordered(order, cells)[-1] == "order reproduced: above, +5.0 [+5.0, +5.0] (3 seeds)"
+    kept["b1"]["rounds_done"] = 3
+    assert TABLE.ordered(order, cells)[-1].endswith("(3 seeds; 20 and 3 to 20 of 20 rounds)")
+
+
+def test_a_figure_within_the_spread_names_the_rounds_of_runs_that_were_cut_off() -> None:
+    runs = [record(0.805, rounds) for rounds in (19, 20, 17)]
+    assert TABLE.verdict(CELL, runs).endswith(", in another setting, after 17 to 20 of 20 rounds")
+    assert TABLE.verdict(CELL, [record(0.805, 20)] * 2) == "within the spread, in another setting"  # two seeds
+
+
 def test_the_published_figures_are_those_that_reproduce_has() -> None:
     cells = tomllib.loads(of_study("published.toml").read_text())["cell"]
     tables = {table.name: table for table in published.tables()}
@@ -286,7 +310,9 @@ def test_what_was_changed_beside_lgkm_on_the_page() -> None:
         assert all(f"`{name}" in row for name in changed), row
 
 
-@pytest.mark.parametrize("study", ["fedaf_gate", "fedaf_more", "fedaf_readings", "fedaf_lgkm", "fedaf_digits"])
+@pytest.mark.parametrize(
+    "study", ["fedaf_gate", "fedaf_gate_cifar10", "fedaf_more", "fedaf_readings", "fedaf_lgkm", "fedaf_digits"]
+)
 def test_runs_that_differ_are_not_one_row(study: str) -> None:
     """A row's name has what was set, so that two readings are not averaged as two seeds."""
     settings = [json.loads(path.read_text())["setting"] for path in of_study(f"records/{study}").glob("*.json")]
@@ -345,7 +371,11 @@ def test_fedafs_table_of_three_seeds_on_the_page() -> None:
     assert f"FedAF above FedDM is not shown: {mean} points {interval} in the best round" in flat
     both = zip(curves["fedaf"], curves["feddm"], strict=True)
     mean, interval = apart([late(a) - late(b) for a, b in both])
-    assert f"and {mean} {interval} in the mean of the last five" in flat
+    assert f"in the best round, and {mean} {interval} in the mean of the last five" in flat
+    ours = [f"{statistics.mean(tops[m]):.2f} ± {statistics.stdev(tops[m]):.2f}" for m in ("fedaf", "feddm")]
+    theirs = ["{:.2f} ± {:.2f}".format(*figures[m]) for m in ("fedaf", "feddm")]
+    said = f"FedAF {ours[0]} (published {theirs[0]}), FedDM {ours[1]} ({theirs[1]})."
+    assert f"Fashion-MNIST, 20 rounds: {said}" in flat
     mean, interval = apart([a - b for a, b in zip(tops["feddm"], tops["fedavg"], strict=True)], 1)
     assert f"FedDM by {mean.removeprefix('+')} points {interval} over FedAvg" in flat
     fallen = [top - curve[-1] for top, curve in zip(tops["fedaf"], curves["fedaf"], strict=True)]

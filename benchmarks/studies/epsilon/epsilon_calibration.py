@@ -23,12 +23,17 @@ from typing import Any
 
 import numpy as np
 
-from fedaudit.attack.membership import _tpr_interval
-from fedaudit.epsilon import lower_bounds as eps
-from fedaudit.epsilon.exact_counts import claim_p
-from fedaudit.epsilon.noise_tests import Residual, _shape, examine, residual
-from fedaudit.significance import LEVEL
-from fedaudit.stats import clopper_pearson
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from epsilon_shared import rate  # noqa: E402
+
+from fedaudit.attack.membership import _tpr_interval  # noqa: E402
+from fedaudit.epsilon import lower_bounds as eps  # noqa: E402
+from fedaudit.epsilon.exact_counts import claim_p  # noqa: E402
+from fedaudit.epsilon.noise_tests import Residual, _shape, examine, residual  # noqa: E402
+from fedaudit.significance import LEVEL  # noqa: E402
+from fedaudit.stats import clopper_pearson  # noqa: E402
 
 TRIALS = 1000  # of each of the two neighbours
 EPSILONS, DELTAS = (0.5, 1.0, 2.0, 4.0, 8.0), (1e-5, 1e-2)
@@ -82,11 +87,6 @@ CLAIMS: Bounds = {  # the p-value of epsilon = 1
     "one run, Steinke": _guessed(eps.one_run_steinke),
     "one run, f-DP": _guessed(eps.one_run_fdp),
 }
-
-
-def rate(count: int, n: int) -> dict[str, Any]:
-    low, high = clopper_pearson(count, n)
-    return {"wrong": count, "of": n, "rate": count / n, "low": low, "high": high}
 
 
 def bounds(repetitions: int, seed: int) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,9 @@ class Sent(Up):
     S: Tensor = private("synthetic_images", via="data", unit="client", dtype="uint8")
 
 
+KINDS = tuple(field.kind for field in Sent.declared().values() if field is not None and field.kind is not None)
+
+
 class Nothing(Record):
     pass
 

@@ -40,6 +40,9 @@ from torch import Tensor
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+from epsilon_fields import KINDS  # noqa: E402
+from epsilon_shared import DIGITS, ONE, PRIVATE  # noqa: E402
+
 from fedaudit.epsilon.clipping import audit_clipping  # noqa: E402
 from fedaudit.epsilon.joint_verdict import told  # noqa: E402
 from fedaudit.epsilon.residuals import audit_residuals  # noqa: E402
@@ -50,14 +53,10 @@ from fedaudit.privacy.mechanisms.gaussian import Gaussian  # noqa: E402
 from fedaudit.runtime.runner import run  # noqa: E402
 from fedaudit.significance import holm, said  # noqa: E402
 
-ONE = {"epsilon": 1.0, "delta": 1e-2}
-KINDS = ("embeddings", "logits", "label_counts", "soft_labels", "synthetic_images")
 # Images: noise of deviation 0.5 leaves half of the pixels inside their range.
 FIELDS = {**dict.fromkeys(KINDS, ONE), "synthetic_images": {"noise_multiplier": 0.016, "delta": 1e-2}}
-STEPS = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:0.5", "delta": 1e-2}}
 SMALL: dict[str, Any] = {
-    "dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.4, "aux": 0.7, "eval_clients": False,
-    "clients": 2, "rounds": 2, "twins": "off",
+    **DIGITS, "holdout": 0.4, "aux": 0.7, "eval_clients": False, "clients": 2, "rounds": 2, "twins": "off",
 }  # fmt: skip
 
 # --- noise that is drawn otherwise: z are the honest numbers, of deviation 1, and c is what they are added to ---------
@@ -388,7 +387,7 @@ def training(way: str, seed: int, engine: str) -> Iterator[dict[str, Any]]:
             into.enter_context(forged_steps(lambda z, c, t, steps: NOISE[what](z, c)))
         begun = time.process_time()
         with once:
-            run(method="fedavg", set={"E": 1, "B": 32, "eta": 0.1}, privacy=STEPS, seed=seed, out=out, engine=engine,
+            run(method="fedavg", set={"E": 1, "B": 32, "eta": 0.1}, privacy=PRIVATE, seed=seed, out=out, engine=engine,
                 **SMALL)  # fmt: skip
         ran = time.process_time()
         audits = audit_residuals(out)

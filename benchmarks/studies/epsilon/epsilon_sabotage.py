@@ -23,17 +23,21 @@ from unittest import mock
 
 from torch import Tensor
 
-from fedaudit.epsilon.gradient_canaries import audit_canaries
-from fedaudit.epsilon.joint_verdict import told
-from fedaudit.epsilon.release_path import audit_releases
-from fedaudit.epsilon.residuals import audit_residuals
-from fedaudit.privacy.mechanisms.gaussian import Gaussian
-from fedaudit.runtime.declarations.contract import setting_for
-from fedaudit.runtime.run_record import EpsilonAudit
-from fedaudit.runtime.runner import run
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from epsilon_shared import ONE  # noqa: E402
+
+from fedaudit.epsilon.gradient_canaries import audit_canaries  # noqa: E402
+from fedaudit.epsilon.joint_verdict import told  # noqa: E402
+from fedaudit.epsilon.release_path import audit_releases  # noqa: E402
+from fedaudit.epsilon.residuals import audit_residuals  # noqa: E402
+from fedaudit.privacy.mechanisms.gaussian import Gaussian  # noqa: E402
+from fedaudit.runtime.declarations.contract import setting_for  # noqa: E402
+from fedaudit.runtime.run_record import EpsilonAudit  # noqa: E402
+from fedaudit.runtime.runner import run  # noqa: E402
 
 SCALES = (1.0, 0.9, 0.5, 0.0)
-ONE = {"epsilon": 1.0, "delta": 1e-2}
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "FedZGE, logits": ("fedzge", {"logits": ONE}),
     "DFFKE, embeddings": ("dffke", {"embeddings": ONE}),

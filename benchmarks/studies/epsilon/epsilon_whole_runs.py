@@ -26,22 +26,25 @@ from unittest import mock
 
 import torch
 
-from fedaudit.attack.attack_run import attack_run
-from fedaudit.epsilon import gradient_canaries
-from fedaudit.epsilon.gradient_canaries import audit_canaries
-from fedaudit.epsilon.residuals import audit_residuals
-from fedaudit.rng import generator
-from fedaudit.runtime.attack_result import MembershipResult
-from fedaudit.runtime.run_record import EpsilonAudit
-from fedaudit.runtime.runner import run
-from fedaudit.runtime.site import Rows
-from fedaudit.runtime.world import World
-from fedaudit.significance import LEVEL
-from fedaudit.stats import clopper_pearson
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from epsilon_shared import DIGITS, PRIVATE, rate  # noqa: E402
+
+from fedaudit.attack.attack_run import attack_run  # noqa: E402
+from fedaudit.epsilon import gradient_canaries  # noqa: E402
+from fedaudit.epsilon.gradient_canaries import audit_canaries  # noqa: E402
+from fedaudit.epsilon.residuals import audit_residuals  # noqa: E402
+from fedaudit.rng import generator  # noqa: E402
+from fedaudit.runtime.attack_result import MembershipResult  # noqa: E402
+from fedaudit.runtime.run_record import EpsilonAudit  # noqa: E402
+from fedaudit.runtime.runner import run  # noqa: E402
+from fedaudit.runtime.site import Rows  # noqa: E402
+from fedaudit.runtime.world import World  # noqa: E402
+from fedaudit.significance import LEVEL  # noqa: E402
 
 Row = dict[str, Any]
-SMALL: Row = {"dataset": "digits", "model": "mlp", "partition": "iid", "holdout": 0.5, "aux": 0.4}
-PRIVATE = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:0.5", "delta": 1e-2}}
+SMALL: Row = {**DIGITS, "holdout": 0.5, "aux": 0.4}
 BATCHES = {"batches of 64": 64, "all records": 1 << 20}
 CANARIES = 200  # of each client
 BLIND = ("blind_nearest", "blind_pixels", "blind_prior")
@@ -98,14 +101,10 @@ def counted(rows: list[Row]) -> Iterator[Row]:
     for test, regime, case in sorted({(r["test"], r.get("regime", ""), r["case"]) for r in rows}):
         some = [r for r in rows if (r["test"], r.get("regime", ""), r["case"]) == (test, regime, case)]
         spoke = sum(r["wrong"] if "wrong" in r else r["broken"] for r in some)
-        low, high = clopper_pearson(spoke, len(some))
-        rate = {"spoke": spoke, "of": len(some), "rate": spoke / len(some), "low": low, "high": high}
         seeds = [min(r["seed"] for r in some), max(r["seed"] for r in some)]
-        row = {"test": test, "regime": regime, "case": case, **rate, "seeds": seeds}
+        row = {"test": test, "regime": regime, "case": case, **rate(spoke, len(some), "spoke"), "seeds": seeds}
         if case == "true claim":
-            refuted = sum(r["p"] < LEVEL for r in some)
-            low, high = clopper_pearson(refuted, len(some))
-            row["refuted"] = {"wrong": refuted, "of": len(some), "rate": refuted / len(some), "low": low, "high": high}
+            row["refuted"] = rate(sum(r["p"] < LEVEL for r in some), len(some))
         yield row
 
 

@@ -8,10 +8,10 @@ within the spread, in another setting; undecided (cut off, and still below); out
 not reproduced, in the paper's own setting; both with the reason, and the control that shows it where there is one; not
 run, with its cost.
 
-An order of several seeds is by Student's interval of the differences seed by seed. Of one seed: it is reproduced if the
-95 % intervals of the two models are apart in the published direction, turned round if they are apart in the other one,
-and level if they overlap; undecided where the first was cut off and may still rise. That speaks of two models, not of
-two methods.
+An order of several seeds is by Student's interval of the differences seed by seed, and undecided where runs were cut
+off. Of one seed: it is reproduced if the 95 % intervals of the two models are apart in the published direction, turned
+round if they are apart in the other one, and level if they overlap; undecided where the first was cut off and may still
+rise. That speaks of two models, not of two methods.
 """
 
 from __future__ import annotations
@@ -157,7 +157,9 @@ def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
         asked = {**cell["asked"], "set": cell["control_set"]}
         why = why.format(control=percent(best(checked(cell["control"], asked))))
     figure = (cell["mean"], cell["spread"])
-    return published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], off(cell, records), why)
+    said = published.verdict(figure, ours, cell.get("rounds", 0), cell["seeds"], off(cell, records), why)
+    cut = ours.rounds < cell.get("rounds", 0) and said.startswith("within")
+    return f"{said}, after {span(records)} of {cell['rounds']} rounds" if cut else said
 
 
 def values(cell: dict[str, Any], records: list[dict[str, Any]]) -> tuple[float, ...]:
@@ -191,7 +193,10 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
         said = published.order_verdict(*means, published.order(*pair), differs(order, cells))
         told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
         ours = [f"{statistics.mean(one):.2f} ± {statistics.stdev(one):.2f}" for one in pair]
-        return [order["paper"], order["table"], order["claim"], told, *ours, f"{said} ({len(common)} seeds)"]
+        cut = cut_off([cells[key] for key in order["cells"]])
+        if cut and not said.startswith("cannot"):
+            said = f"undecided: {published.order(*pair).replace(',', ' so far,', 1)}"
+        return [order["paper"], order["table"], order["claim"], told, *ours, f"{said} ({len(common)} seeds{cut})"]
     first, second = (best(read(cells[key]["records"][0])) for key in order["cells"])
     rounds = [read(cells[key]["records"][0])["rounds_done"] for key in order["cells"]]
     asked = [cells[key].get("rounds", 0) for key in order["cells"]]
@@ -207,6 +212,15 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
         said += f" ({rounds[0]} and {rounds[1]} of {asked[0]} rounds)"
     told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
     return [order["paper"], order["table"], order["claim"], told, percent(first), percent(second), said]
+
+
+def cut_off(pair: list[dict[str, Any]]) -> str:
+    """Return how many rounds the runs of two cells have; empty if all have the paper's."""
+    records = [[read(name) for name in cell["records"]] for cell in pair]
+    both = zip(pair, records, strict=True)
+    if all(record["rounds_done"] >= cell.get("rounds", 0) for cell, of in both for record in of):
+        return ""
+    return f"; {' and '.join(map(span, records))} of {pair[0]['rounds']} rounds"
 
 
 def differs(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> str:
@@ -293,11 +307,15 @@ def runs_of(runs: list[dict[str, Any]]) -> str:
 
 def rounds_of(runs: list[dict[str, Any]], planned: int) -> str:
     """Return whether runs have all of the paper's rounds, and how many they have."""
-    done = sorted({run["rounds_done"] for run in runs})
-    if planned and done[0] >= planned:
+    if planned and min(run["rounds_done"] for run in runs) >= planned:
         return f"whole, {planned}"
-    span = str(done[0]) if len(done) == 1 else f"{done[0]} to {done[-1]}"
-    return f"part, {span} of {planned or '?'}"
+    return f"part, {span(runs)} of {planned or '?'}"
+
+
+def span(runs: list[dict[str, Any]]) -> str:
+    """Return the number of rounds that runs have, from the least to the most."""
+    done = sorted({run["rounds_done"] for run in runs})
+    return str(done[0]) if len(done) == 1 else f"{done[0]} to {done[-1]}"
 
 
 def covered(item: dict[str, Any]) -> list[list[str]]:

@@ -1,0 +1,161 @@
+"""The order of checks, notes of earlier ones, and what a record that cannot be read says."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from fedaudit.errors import RunError
+from fedaudit.verify import check
+from fedaudit.verify.check import NOTE, Note
+from fedaudit.verify.finding import Checked, Findings
+
+
+def note(**facts):
+    base = {"fedaudit": "1.0", "when": "today", "seal": "s", "recomputed": 7, "contradicted": 0, "word": 3, "tasks": 8,
+            "rerun": 2}  # fmt: skip
+    return Note(**(base | facts))
+
+
+def test_a_note_in_a_line():
+    said = "checked by fedaudit 1.0 on today: 7 figures recomputed, 0 contradicted, 3 the author's word"
+    assert note().text("s") == f"{said}, 25.0% of the client tasks done again"
+    assert note().text(None) == note().text("s")
+    assert note().text("other") == note().text("s") + "; THE FOLDER WAS CHANGED SINCE"
+    assert note(rerun=0).text("s") == f"{said}, nothing done again"
+    with pytest.raises(ValueError, match="9 of 8 tasks"):
+        note(rerun=9)
+    assert note(rerun=8).rerun == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ("x is no run record: rounds.0.utility: too large", "rounds.0.utility"),
+        ("attacks.json cannot be read: attacks.3: no such attack", "attacks.3"),
+        ("something else: of another kind", ""),
+    ],
+)
+def test_the_place_that_an_error_names(text, field):
+    assert check._field(text) == field
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("record.json", "it is no run record: rounds: none"),
+        ("attacks.json", "attacks.json cannot be read: attacks.3: x"),
+        ("audits.json", "audits.json cannot be read: audits.1: x"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_one_contradiction(file, text, tmp_path, monkeypatch):
+    def read(folder):
+        raise RunError(text)
+
+    monkeypatch.setattr(check, "read_record", read)
+    with pytest.raises(RunError, match="holds no run"):
+        check._begun(tmp_path)
+    (tmp_path / "record.json").touch()
+    begun = check._begun(tmp_path)
+    assert isinstance(begun, Checked)
+    assert [(one.file, one.verdict) for one in begun.findings] == [(file, "contradicted")]
+
+
+@pytest.mark.parametrize(
+    ("facts", "wrong", "whole", "told"),
+    [
+        ({}, 0, True, ("the author's word", None, None)),
+        ({"seal": "other"}, 0, True, ("the author's word", None, None)),
+        ({"seal": "other", "tasks": 9}, 2, True, ("the author's word", None, None)),
+        ({"tasks": 9}, 0, True, ("contradicted", 9, 8)),
+        ({"tasks": 9}, 0, False, ("the author's word", None, None)),  # nobody can count them
+        ({"tasks": 0, "rerun": 0}, 0, True, ("the author's word", None, None)),  # it counted none
+        ({}, 2, True, ("contradicted", 0, 2)),
+        ({"contradicted": 1}, 2, True, ("the author's word", None, None)),
+    ],
+)
+def test_a_note_of_an_earlier_check_of_the_same_files(facts, wrong, whole, told, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "number_of_tasks", lambda case: 8)
+    (tmp_path / NOTE).write_text(note(**facts).model_dump_json())
+    case = SimpleNamespace(found=Findings(), folder=tmp_path, whole=whole)
+    for i in range(wrong):
+        case.found.contradicted("f", "file", f"field {i}", 1, 2)
+    case.found.word("g", "a word")
+    check._check_note(case, "s")
+    assert len(case.found.list) == wrong + 2
+    last = case.found.list[-1]
+    assert (last.verdict, last.recorded, last.recomputed) == told
+
+
+def test_something_else_in_the_place_of_a_note(tmp_path):
+    case = SimpleNamespace(found=Findings(), folder=tmp_path, whole=True)
+    check._check_note(case, "s")
+    assert case.found.list == []
+    (tmp_path / NOTE).write_text("{}")
+    check._check_note(case, "s")
+    assert [one.verdict for one in case.found.list] == ["contradicted"]
+
+
+STEPS = ("check_seal", "check_copies", "check_transcript", "check_traffic", "check_ledger", "check_twins",
+         "check_noise_key", "check_sums", "check_data", "check_accuracy", "check_attacks", "check_epsilon_audits",
+         "check_code", "check_rerun", "_check_note")  # fmt: skip
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The names of the checks that are made, instead of the checks."""
+    done = []
+    for name in STEPS:
+
+        def step(case, *more, name=name, **named):
+            done.append((name, *more, *named.values()) if name in ("check_ledger", "check_rerun") else name)
+            return (8, 4) if name == "check_rerun" else SimpleNamespace(digest="s")
+
+        monkeypatch.setattr(check, name, step)
+    return done
+
+
+@pytest.mark.parametrize("whole", [True, False])
+@pytest.mark.parametrize("rerun", [0.0, 0.5])
+@pytest.mark.parametrize("sums", [{}, {(1, 0): "a sum"}])
+def test_which_checks_are_made(whole, rerun, sums, steps, tmp_path, monkeypatch):
+    """Without a whole transcript nothing is computed from its messages."""
+    case = SimpleNamespace(found=Findings(), whole=whole, sums=sums, world=None, watch=lambda *of: None)
+    monkeypatch.setattr(check, "_begun", lambda folder: SimpleNamespace(status="done"))
+    monkeypatch.setattr(check, "Case", lambda *args, **named: case)
+    checked = check.verify(tmp_path, rerun=rerun, seed=3)
+    left_out = set() if whole else {"check_traffic", "check_twins", "check_rerun"}
+    left_out |= set() if rerun else {"check_rerun"}
+    expected = [name for name in STEPS if name not in left_out]
+    assert [name if isinstance(name, str) else name[0] for name in steps] == expected
+    if "check_rerun" in expected:
+        assert ("check_rerun", 0.5, 3) in steps
+    assert (checked.tasks, checked.rerun, checked.seal) == ((8, 4, "s") if whole and rerun else (0, 0, "s"))
+    words = [one.figure for one in case.found.list]
+    assert words == (["rerun"] if rerun and not whole else ["content of sums"] if whole and sums and not rerun else [])
+    kept = check.read_note(tmp_path)
+    assert (kept.tasks, kept.rerun, kept.word, kept.recomputed) == (checked.tasks, checked.rerun, len(words), 0)
+    (tmp_path / NOTE).unlink()
+    check.verify(tmp_path, note=False)
+    assert check.read_note(tmp_path) is None
+
+
+@pytest.mark.parametrize(("status", "words"), [("refused", "does not apply"), ("running", "is not finished")])
+def test_a_run_without_a_result(status, words, steps, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "_begun", lambda folder: SimpleNamespace(status=status))
+    checked = check.verify(tmp_path)
+    assert steps == ["check_seal", "check_copies"]
+    assert [one.verdict for one in checked.findings] == ["the author's word"]
+    assert words in checked.findings[0].reason
+
+
+@pytest.mark.parametrize("status", ["done", "running"])
+def test_which_checks_gates_make(status, steps, tmp_path, monkeypatch):
+    monkeypatch.setattr(check, "_begun", lambda folder: SimpleNamespace(status=status))
+    assert check.cheap_check(tmp_path) == [], "a record without its folder has nothing to be held against"
+    assert steps == []
+    (tmp_path / "setting.json").touch()
+    assert check.cheap_check(tmp_path) == []
+    more = ["check_transcript", ("check_ledger", True), "check_sums"] if status == "done" else []
+    assert steps == ["check_seal", "check_copies", *more]
