@@ -63,14 +63,15 @@ docs: $(STAMP)  ## the documentation as a site, in build/site; a broken link or 
 format: $(STAMP)
 	$(BIN)/ruff check --fix . && $(BIN)/ruff format .
 
+# Without PYTHONWARNINGS setuptools prints a box about folders that take precedence. There is nothing to be done about it.
 $(CORE): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e "."
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt -e "."
 	touch $(CORE)
 
 $(STAMP): $(CORE)
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt -e ".[ray,flower,hf,pandas,tensorboard,mlflow,wandb,test]"
 	touch $(STAMP)
 
 clean:

@@ -58,7 +58,7 @@ class Measured(Estimate):
     high: float
 
 
-def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, float]:
+def wilson(successes: float, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return Wilson's score interval for a proportion, such as an accuracy on n records."""
     if n == 0:
         return 0.0, 1.0

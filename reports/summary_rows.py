@@ -20,7 +20,7 @@ from fedaudit.reports.tests_over_seeds import over_seeds
 from fedaudit.runtime.attack_result import MembershipResult, ReconstructionResult
 from fedaudit.runtime.run_record import RunRecord
 
-UNTRAINED = "Under-trained: accuracy is near"
+UNTRAINED = "Under-trained: accuracy is not clearly above"
 STILL_RISING = 0.02  # accuracy gained in the last evaluated round, above which a run is under-trained
 
 
@@ -220,14 +220,10 @@ def _why_refused(group: Group) -> str:
 
 def undertrained(group: Group, cell: ReportCell) -> list[str]:
     """Return a note if a row is near chance or was still gaining at the end, as privacy figures then say little."""
-    classes = group.runs[0].record.data.classes
     if cell.value is None:
         return []
-    if near_chance(cell.value, classes):
-        return [
-            f"{UNTRAINED} the {100 / classes:.0f} % of guessing. What attacks find in an untrained "
-            "model says nothing about a trained one."
-        ]
+    if chance := near_chance(cell.value, group.runs[0].record.data):
+        return [f"{UNTRAINED} the {chance}. What attacks find in an untrained model says nothing about a trained one."]
     curves = [curve(run)[1] for run in group.runs]
     gains = [scores[-1] - scores[-2] for scores in curves if len(scores) > 1]
     gain = math.fsum(gains) / len(gains) if gains else 0.0

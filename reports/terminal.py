@@ -25,7 +25,8 @@ def table(folder: Path) -> str:
     lines += [_line(_name(row), _figures(row), name) for row in ran]
     seeds = sorted({len(row.group.runs) for row in ran})
     over = "1 seed" if seeds == [1] else f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    lines += ["-" * WIDTH, f"Accuracy in %, ± half its 95 % interval; {over}. δ and costs: the report."]
+    lines += ["-" * WIDTH, f"Accuracy in %, ± half its 95 % interval; {over}."]
+    lines.append("Sent: by one client in one round. δ and costs: the report.")
     lines += _below(rows, failed)
     return "\n".join(lines)
 
@@ -33,16 +34,20 @@ def table(folder: Path) -> str:
 def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
     lines = []
     if weak := sum(row.untrained for row in rows):
-        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: nothing was learnt, so attacks find nothing.")
+        lines.append(f"~ near chance, in {weak} of {len(rows)} rows: if nothing was learnt, attacks find nothing.")
     if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
     if still := sum(bool(row.idle) for row in rows):
-        lines.append(f"{still} rows: a part of the method changed nothing; the report's notes name it.")
+        lines.append(f"{_rows(still)}: a part of the method changed nothing; the report's notes name it.")
     if apart := sum(row.open_models for row in rows):
-        lines.append(f"* in {apart} rows only messages are covered: clients' models are published.")
+        lines.append(f"* in {_rows(apart)} only messages are covered: clients' models are published.")
     if idle := sum(refused(row.group) for row in rows):
-        lines.append(f"{idle} rows did not run: their privacy setting applies to nothing that is sent.")
+        lines.append(f"{_rows(idle)} did not run: the privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]
+
+
+def _rows(n: int) -> str:
+    return f"{n} row{'s' * (n != 1)}"
 
 
 def _figures(row: SummaryRow) -> tuple[str, ...]:

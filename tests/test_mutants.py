@@ -7,7 +7,9 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 import tomllib
+from types import SimpleNamespace
 
 import mutants
 import pytest
@@ -165,3 +167,98 @@ def test_a_survivor_and_a_victim(tmp_path):
     assert "1 of 3 killed, 1 survived, 0 cannot be seen, 0 untried, 1 no longer apply" in done.stdout
     assert "went unnoticed" in done.stdout
     assert (tmp_path / "coded.py").read_text().count("2") == 2
+    done = subprocess.run([*done.args, "--seconds", "0"], cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "1 of 3 killed, 1 survived, 0 cannot be seen, 0 untried, 1 no longer apply, 0 not tried" in done.stdout
+
+
+@pytest.fixture
+def begun(monkeypatch, tmp_path):
+    """Begin nine entries with a clock that nobody waits for.
+
+    Returns the parts whose own tests ran, who was tried, and the seconds. The tests of a part take `each` seconds on
+    the code as it is, and 10 with a mutant.
+    """
+
+    def call(each: float, seconds: float = 60.0) -> tuple[list[str], str, float]:
+        now, parts = [0.0], []
+
+        def spend(took, end):
+            late, now[0] = now[0] + took > end, max(now[0], min(now[0] + took, end))
+            if late:
+                raise mutants.OutOfTime
+
+        def passes(part, tree, folder, passed, end):
+            parts.append("".join(m.name for m in part))
+            spend(each, end)
+            return ""
+
+        def tried(part, trees, folder, end=mutants.NEVER):
+            spend(10, end)
+            yield from ((m, "killed", 10.0, "") for m in part)
+
+        monkeypatch.setattr(mutants, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+        monkeypatch.setattr(mutants, "copied", lambda root, to: to)
+        monkeypatch.setattr(mutants, "passes_without", passes)
+        monkeypatch.setattr(mutants, "tried", tried)
+        nine = [mutants.Mutant(name, "f.py", "", "", ("t.py",), "") for name in "abcdefghi"]
+        done = "".join(m.name for m, *_ in mutants.in_time(nine, 2, tmp_path, seconds, trust=False))
+        return parts, done, now[0]
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("each", "parts", "done", "took"),
+    [
+        (1, "ab cd ef gh i", "abcdefghi", 55),
+        (15, "ab cd ef", "abcdef", 75),  # the third part begins after 50 seconds
+        (60, "ab cd", "abcd", 140),  # the second part begins after 70 seconds: fewer than four were begun
+        (69, "ab cd", "ab", 150),  # it is stopped after 60 + 90 seconds
+        (130, "ab cd", "ab", 150),  # and so are its tests on the code as it is
+        (151, "ab", "", 150),
+    ],
+)
+def test_what_a_slow_machine_begins_in_a_minute(begun, each, parts, done, took):
+    assert begun(each) == (parts.split(), done, took)
+
+
+def test_without_a_limit_all_tests_pass_before_anything_is_tried(begun):
+    assert begun(1000, mutants.NEVER) == (["abcdefghi"], "abcdefghi", 1010)
+
+
+def test_tests_that_passed_do_not_run_again(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(mutants, "attempt", lambda tree, targets, output: asked.append(targets) or 1)
+    monkeypatch.setattr(mutants, "waited", lambda running, *_: running.clear() or (None, 0, 0.0))
+    a, b = (
+        mutants.Mutant("m", "f.py", "", "", tests, "")
+        for tests in (("t.py", "u.py::test_x"), ("t.py::test_y", "u.py::test_x", "u.py::test_z"))
+    )
+    passed: set[str] = set()
+    assert [mutants.passes_without([m], tmp_path, tmp_path, passed) for m in (a, b, b)] == ["", "", ""]
+    assert asked == [["t.py", "u.py::test_x"], ["u.py::test_z"]], "nothing was left for the third"
+
+
+def test_what_runs_at_the_hard_end_is_stopped():
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(5)"], start_new_session=True)
+    running = {child.pid: (None, time.perf_counter())}
+    with pytest.raises(mutants.OutOfTime), mutants.stopped_at_the_end(running):
+        mutants.waited(running, end=time.perf_counter() + 0.1)
+    child.returncode = -9  # it was waited for already
+    with pytest.raises(ProcessLookupError):
+        mutants.os.kill(child.pid, 0)
+
+
+@pytest.mark.parametrize(("before", "code"), [([], 3), (["killed"], 3), (["killed", "survived"], 1)])
+def test_tests_that_fail_as_they_are_stop_everything(monkeypatch, capsys, before, code):
+    """The environment is at fault, unless an edit went unnoticed before."""
+
+    def in_time(chosen, *_):
+        yield from ((chosen[0], fate, 0.0, "") for fate in before)
+        raise mutants.FailsAsItIs("FAILED t.py::test_x")
+
+    monkeypatch.setattr(mutants, "in_time", in_time)
+    monkeypatch.setattr(mutants.signal, "signal", lambda *_: None)  # it is this process's own
+    assert mutants.main(["--cold", "--only", entries()[0].name]) == code
+    assert "FAILED t.py::test_x\nThe environment is at fault, or the tests" in capsys.readouterr().out

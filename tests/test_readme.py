@@ -98,7 +98,7 @@ def near_chance_below(folder: Path) -> list[str]:
     for path in sorted(folder.glob("**/record.json")):
         record = read_record(path.parent)
         score = record.result.last.test_score() if record.status == "done" and record.result.last else None
-        if score is not None and near_chance(score, record.data.classes):
+        if score is not None and near_chance(score, record.data):
             found.append(f"{path.parent}: {100 * score:.1f} % of {record.data.classes} classes")
     return found
 

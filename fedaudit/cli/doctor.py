@@ -32,7 +32,7 @@ def findings(data_dir: str = ".data") -> Iterator[Finding]:
     yield _torch()
     yield _extra("opacus", "DP-SGD and its accountants")
     yield _extra("ray", "the engine ray")
-    yield Finding("cores", None, f"{os.cpu_count()}: `fedaudit audit --jobs {max(1, os.cpu_count() or 1)}` uses them")
+    yield Finding("cores", True, f"{os.cpu_count()}: `fedaudit audit --jobs {max(1, os.cpu_count() or 1)}` uses them")
     free = shutil.disk_usage(".").free
     yield Finding("disk", free > 1 << 30, f"{free / 1e9:.1f} GB free here; a run keeps every message")
     yield _data(data_dir)

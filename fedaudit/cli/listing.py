@@ -222,15 +222,15 @@ def _near_chance(record: RunRecord) -> list[str]:
     """Return a warning that nothing was learnt and which settings to try; empty if something was."""
     from fedaudit.registry import find
 
-    classes, last = record.data.classes, record.result.last
-    if last is None or not near_chance(last.test_score(), classes):
+    last, n = record.result.last, record.data.test
+    if last is None or not (chance := near_chance(last.test_score(), record.data)):
         return []
-    guessing = f"guessing gives {100 / (classes or 1):.0f} %"
     own_models = last.clients.global_test if last.clients else None
-    if last.global_ is not None and own_models is not None and not near_chance(own_models.mean, classes):
+    if last.global_ is not None and own_models is not None and not near_chance(own_models.mean, record.data):
         return [
-            f"  GLOBAL MODEL NEAR CHANCE: {guessing}. The clients' own models learnt: {_percent(own_models.mean)}.",
-            "    This is fine if clients adapt the model; else train it with smaller steps.",
+            f"  GLOBAL MODEL NEAR CHANCE: on {n:,} test records it is not clearly above the {chance}.",
+            f"    The clients' own models learnt: {_percent(own_models.mean)}. This is fine if clients adapt the "
+            "model; else train it with smaller steps.",
         ]
     name = record.setting.method
     first: dict[str, Any] = {}
@@ -247,8 +247,8 @@ def _near_chance(record: RunRecord) -> list[str]:
             "--set E=3 --set B=150 --set eta=1), or a larger epsilon"
         )
     return [
-        f"  NEAR CHANCE: {guessing}. Nothing was learnt, so attacks find nothing.",
-        f"    Try {advice}, or more --rounds.",
+        f"  NEAR CHANCE: on {n:,} test records it is not clearly above the {chance}.",
+        f"    If nothing was learnt, attacks find nothing. Try {advice}, or more --rounds.",
     ]
 
 

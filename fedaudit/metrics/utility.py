@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from fedaudit.metrics.metric import Metric, register
-from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.run_record import DataFacts, RunRecord
+from fedaudit.stats import wilson
 
-NEAR_CHANCE = 1.5  # an accuracy below this many times that of guessing is near chance
+NEAR_CHANCE = 0.05  # of the way from guessing to no mistake is still near chance,
+MUCH_BETTER = 1.5  # but no more than so many times what guessing gives: of 100 classes, 2 % is not near 1 %
 
 
 def accuracy(record: RunRecord) -> float | None:
@@ -20,9 +22,22 @@ def accuracy_interval(record: RunRecord) -> tuple[float, float, str] | None:
     )
 
 
-def near_chance(reached: float | None, classes: int | None) -> bool:
-    """Say if a model is little better than guessing."""
-    return bool(reached is not None and classes and reached < NEAR_CHANCE / classes)
+def near_chance(reached: float | None, data: DataFacts) -> str:
+    """Return in words the accuracy without learning that a model's is not clearly above; empty if it is.
+
+    The lower end of Wilson's 95 % interval decides. It has to lie well above what guessing among the classes gives, and
+    above the share of the most frequent class among the clients' records, which one answer to everything would reach.
+    A mean over clients or seeds on the same test records is at least as exact as one model's accuracy, so its interval
+    is taken as if it were one.
+    """
+    if reached is None or not data.classes:
+        return ""
+    low, guessing = wilson(reached * data.test, data.test)[0], 1 / data.classes
+    if low <= min(guessing + NEAR_CHANCE * (1 - guessing), MUCH_BETTER * guessing):
+        return f"{100 * guessing:.0f} % of guessing"
+    by_class = [sum(held) for held in zip(*data.counts, strict=True)]
+    largest = max(by_class, default=0) / max(sum(by_class), 1)
+    return f"{100 * largest:.0f} % of always naming the most frequent class" if low <= largest else ""
 
 
 def _no_accuracy(record: RunRecord) -> str:

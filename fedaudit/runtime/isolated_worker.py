@@ -231,18 +231,24 @@ def _twins(file: Stream, world: Apart, said: Mapping[str, Any], blobs: list[byte
 
 
 def _mixed(task: Task, done: Done, twin: HandedOver, half: int, world: World) -> list[tuple[str, str]]:
-    """Return which fields have rows made of several records: two neighbours exchange one half of the records each."""
-    found, digests, exchanged = [], [], []
-    for rest in (False, True):
+    """Return which fields have rows that are not made of one record each.
+
+    Two neighbours exchange one half of the records each, with their labels. A third exchanges one record under its
+    label, so that no class gets more or fewer records: where few rows are made of many records, only it tells.
+    """
+    n = world.count(task.k)
+    swaps = [Swap(0, in_fit=False, half=half, rest=rest) for rest in (False, True)]
+    swaps += [Swap(0, in_fit=False, only=half % n)] if n else []
+    exchanged = [*(int(drawn_half(n, half, rest).sum()) for rest in (False, True)), *([1] if n else [])]
+    found, digests = [], []
+    for swap in swaps:
         gate = Neighbour(twin, world.device)
-        exchanged.append(int(drawn_half(world.count(task.k), half, rest).sum()))
-        of_half = run_task(dataclasses.replace(task, swap=Swap(0, in_fit=False, half=half, rest=rest)), gate)
+        digests.append(run_task(dataclasses.replace(task, swap=swap), gate).rows)
         found.append(gate.rows)
-        digests.append(of_half.rows)
-    rows = mixed_rows(twin.rows, *found)
+    rows = mixed_rows(twin.rows, found, exchanged)
     for mine, *others in zip(done.rows, *digests, strict=False):
         if mixed_means(mine, others, exchanged):
-            rows.append((f"{task.fn} (class means)", "a row that was given to class_means is made of several records"))
+            rows.append((f"{task.fn} (class means)", "rows that were given to class_means are not of one record each"))
     return rows
 
 

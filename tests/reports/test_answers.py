@@ -204,7 +204,7 @@ def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
     assert "For the messages alone in 1 (ε = ∞)" in found["What is guaranteed"]
     assert "something is sent without noise" not in found["What is guaranteed"]
     assert "Nothing is guaranteed: clients' models, trained without noise, are published." in verdict(of[0])
-    assert "in 1 rows only messages are covered" in table(tmp_path)
+    assert "in 1 row only messages are covered" in table(tmp_path)
     assert ledger_rows(of[0])[-1]["epsilon"] == "∞"
     assert ledger_rows(of[0])[-2]["what"] == "published models"
 

@@ -399,7 +399,7 @@ def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, u
     )
     assert max(map(len, table)) <= 80
     assert [line.split()[0] for line in table if line.startswith("fedavg")] == ["fedavg"]
-    assert table[-1] == "1 rows did not run: their privacy setting applies to nothing that is sent."
+    assert table[-1] == "1 row did not run: the privacy setting applies to nothing that is sent."
     assert last == f"The report is in {tmp_path / 'out' / 'report.html'}"
 
 

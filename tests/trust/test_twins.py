@@ -37,6 +37,7 @@ from fedaudit.wire.codec import encode
 pytestmark = pytest.mark.usefixtures("default_twins")
 
 DP = dict([parse_policy("training:noise=1,clip=1")])
+ROWS = dict(map(parse_policy, ["logits:eps=1,clip=1", "embeddings:eps=1,clip=1"]))
 SLOW = [pytest.param(engine, marks=pytest.mark.slow) for engine in ("isolated", "ray")]
 
 
@@ -208,19 +209,58 @@ def test_rows_of_one_record_each_are_told_from_mixed_ones():
     x, one, other = torch.arange(8.0).reshape(4, 2), torch.arange(8.0).reshape(4, 2), torch.arange(8.0).reshape(4, 2)
     one[:2] += 1
     other[2:] += 1
-    assert mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", other)]) == []
+
+    def mixed(one, other, third=x, exchanged=(2, 2, 1)):
+        fields = [[("A.b", value)] for value in (x, one, other, third)]
+        return [(where, how.partition(",")[0]) for where, how in mixed_rows(fields[0], fields[1:], exchanged)]
+
+    assert mixed(one, other) == []
+    assert mixed(one, other, one, (2, 2, 2)) == []
+    several = [("A.b", "several rows of it change with one record")]
+    assert mixed(one, other, one) == several, "one record was exchanged, and two rows are others"
+    assert mixed(one, other, exchanged=(1, 3, 1)) == several
+    assert mixed(x, x[:2]) == [], "a half with other labels may have fewer rows"
     other[0] += 1
-    assert [where for where, _ in mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", other)])] == ["A.b"]
-    assert mixed_rows([("A.b", x)], [("A.b", one)], [("A.b", x[:2])]) != [], "a row that is gone has changed, too"
+    assert mixed(one, other) == [("A.b", "a row of it changes with several records")]
+    assert mixed(one, x[:2]) != [], "a row that is gone has changed, too"
 
 
 def test_rows_of_means_may_come_in_any_order_and_some_may_be_missing():
-    """Four records; the first two are exchanged, then the last two."""
+    """Four records; the first two are exchanged, then the last two, then one."""
     mine = ["a", "b", "c", "d"]
     assert not mixed_means(mine, [["d", "A", "c", "B"], ["C", "b", "a"]], [2, 2])
     assert mixed_means(mine, [["A", "B", "c", "x"], ["a", "b", "C", "D"]], [2, 2]), "d changes with a or b"
     assert mixed_means(mine, [["A", "B", "c", "d"], ["a", "x", "C", "D"]], [2, 2]), "b changes with c or d"
     assert mixed_means(["a", "a"], [["a", "A", "A"], ["a", "a"]], [1, 1]), "a row that is there twice is two rows"
+    halves, both = [["A", "B"], ["C", "D"]], [2, 2]
+    assert mixed_means(["a", "b"], [*halves, ["x", "y"]], [*both, 1]), "few rows, and one record moves two of them"
+    assert not mixed_means(["a", "b"], [*halves, ["x", "b"]], [*both, 1])
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("FewMixedMeans", "update (class means)"),
+        ("Repeats", "update (class means)"),
+        ("RepeatsRow", "Rows.e"),
+        ("Mixes", "Rows.e"),
+    ],
+)
+def test_one_record_that_moves_several_rows_is_found(name, where, ran):
+    """The noise is scaled for one row of a record, and in the first method half of the records move few rows, too."""
+    record = ran(f"cheats:{name}", set={}, rounds=1, clients=2, privacy=ROWS)
+    assert {row.split(", in ")[0] for row in record.twins.differences} == {where}
+    assert record.twins.held == 0
+    assert all(client.by_kind["reply"] == math.inf for client in record.ledger)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"), [("FewOwnMeans", "logits"), ("OwnMeans", "logits"), ("OwnRows", "embeddings")]
+)
+def test_rows_of_one_record_each_hold(name, kind, ran):
+    record = ran(f"cheats:{name}", set={}, rounds=1, clients=2, privacy=ROWS)
+    assert (record.twins.differences, record.twins.tasks, record.twins.held) == ([], 2, 2)
+    assert all(0 < client.by_kind[kind] < math.inf for client in record.ledger)
 
 
 def handed(*items):

@@ -38,6 +38,7 @@ from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Down, Up
 
 MANY = 0.5  # of the labels move by half of the classes
+SCALED = "and the noise is scaled for rows of one record each"
 
 
 class TwinClient(Client):
@@ -79,28 +80,34 @@ class TwinClient(Client):
 
 
 def mixed_rows(
-    twin: Sequence[tuple[str, Any]], one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]]
+    twin: Sequence[tuple[str, Any]], others: Sequence[Sequence[tuple[str, Any]]], exchanged: Sequence[int]
 ) -> list[tuple[str, str]]:
-    """Return which fields have rows that are made of several records.
+    """Return which fields have rows that are not made of one record each.
 
-    `twin` has its fields as they were before any protection. `one` has them with some of the records exchanged, `other`
-    with all other records exchanged. A row of one record changes in one of the two at most.
+    `twin` has its fields as they were before any protection. `others` has them with some of the records exchanged, with
+    all other records exchanged, and with one; `exchanged` has how many these are. A row of one record changes in one of
+    the first two at most, and no more rows change than records were exchanged.
     """
     found = []
-    for (where, mine), (_, a), (_, b) in zip(twin, one, other, strict=False):
-        leaves = (leaves_of(value, where) for value in (mine, a, b))
-        if any(_moved(x, y) & _moved(x, z) for x, y, z in zip(*leaves, strict=False)):
-            how = "a row of it changes with several records, and the noise is scaled for rows of one record each"
-            found.append((where, how))
+    for (where, mine), *theirs in zip(twin, *others, strict=False):
+        leaves = (leaves_of(value, where) for value in (mine, *(value for _, value in theirs)))
+        for before, *after in zip(*leaves, strict=False):
+            moved = [_moved(before, rows) for rows in after]
+            if moved[0] & moved[1]:
+                found.append((where, f"a row of it changes with several records, {SCALED}"))
+                break
+            if any(len(m) > n and x.shape == before.shape for m, n, x in zip(moved, exchanged, after, strict=True)):
+                found.append((where, f"several rows of it change with one record, {SCALED}"))
+                break
     return found
 
 
 def mixed_means(twin: Sequence[str], others: Sequence[Sequence[str]], exchanged: Sequence[int]) -> bool:
-    """Return whether rows that go into means of classes are made of several records, by their digests.
+    """Return whether rows that go into means of classes are not made of one record each, by their digests.
 
-    `others` has them with some of the records exchanged, and with all other ones; `exchanged` has how many these are.
-    Rows of one record each give no more new rows than records were exchanged. In which order they come means nothing:
-    a method may sort its records by their labels, or leave out classes of few.
+    `others` has them with some of the records exchanged, with all other ones, and with one; `exchanged` has how many
+    these are. Rows of one record each give no more new rows than records were exchanged. In which order they come means
+    nothing: a method may sort its records by their labels, or leave out classes of few.
     """
     new = [sum((Counter(rows) - Counter(twin)).values()) for rows in others]
     return any(count > most for count, most in zip(new, exchanged, strict=True))

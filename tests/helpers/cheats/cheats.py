@@ -833,6 +833,32 @@ class Repeats(Asks):
         return Means(client.class_means(z[:1].expand(len(z), -1), "logits"))
 
 
+class FewMixedMeans(Asks):
+    """Class means of some rows, in each of which are all records: many records move few rows, and so does one."""
+
+    def update(self, client, msg):
+        z = client.model.eval()(client.x).detach()
+        few = len(z) // 3
+        return Means(client.class_means(z[:few] + z.mean(0), "logits", client.y[:few]))
+
+
+class FewOwnMeans(Asks):
+    """Class means of some records."""
+
+    def update(self, client, msg):
+        few = len(client) // 3
+        z = client.model.eval()(client.x).detach()
+        return Means(client.class_means(z[:few], "logits", client.y[:few]))
+
+
+class RepeatsRow(Asks):
+    """As many rows as there are records, all of them the first record's."""
+
+    def update(self, client, msg):
+        e = client.model.eval().encode(client.x).detach()
+        return Rows(e[:1].expand(len(e), -1).clone())
+
+
 class OwnMeans(Asks):
     def update(self, client, msg):
         return Means(client.class_means(client.model.eval()(client.x).detach(), "logits"))

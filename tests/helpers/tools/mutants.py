@@ -12,9 +12,13 @@ fault: the tests fail on the code as it is, a package is missing, a process was 
     python tests/helpers/tools/mutants.py --only ledger       # whose name or file holds "ledger"
     python tests/helpers/tools/mutants.py --tests by_hand     # those that a test of that name has to kill
     python tests/helpers/tools/mutants.py --slice 3/20        # every 20th, from the third on
-    python tests/helpers/tools/mutants.py --slice 3/200 --seconds 60   # what a CI run takes: nothing begins after that
+    python tests/helpers/tools/mutants.py --slice 3/200 --seconds 60   # what a CI run takes, see below
     python tests/helpers/tools/mutants.py --sort              # each entry to the list of its file, tests where they are
     python tests/helpers/tools/mutants.py --list
+
+With --seconds the entries are taken a few at a time, each time first their tests on the code as it is. After that time
+none is begun, but for the first FEWEST, so that a slow machine tries some too. What still runs GRACE seconds later is
+stopped, and counts as one that was not tried.
 """
 
 from __future__ import annotations
@@ -55,6 +59,9 @@ ABSENT = re.compile(r"No module named '(?!(fedaudit|methods|attacks|reports)\b)\
 UNREADABLE = re.compile(r"(?m)^ERROR tests/\S+\.py - ")
 ENVIRONMENT = 3  # the exit code where nothing can be said of the tests
 LIMIT = 300  # seconds for one mutant's tests: what hangs is found out too
+FEWEST = 4  # entries that are begun even after --seconds
+GRACE = 90  # seconds after --seconds at which everything ends
+NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -291,8 +298,17 @@ def verdict(code: int | None, said: str = "") -> str:
             return "untried"  # no such tests
 
 
-def waited(running: dict[int, tuple[Any, float]], limit: float = LIMIT) -> tuple[Any, int | None, float]:
-    """The next child to end, or to overstay: its entry, pytest's exit code (None: stopped), and the seconds it took."""
+class OutOfTime(Exception):
+    """The hard end has come, and children still run."""
+
+
+def waited(
+    running: dict[int, tuple[Any, float]], limit: float = LIMIT, end: float = NEVER
+) -> tuple[Any, int | None, float]:
+    """The next child to end, or to overstay: its entry, pytest's exit code (None: stopped), and the seconds it took.
+
+    Raises OutOfTime if none has done so at `end`.
+    """
     while True:
         for pid, (entry, begun) in list(running.items()):
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -305,19 +321,35 @@ def waited(running: dict[int, tuple[Any, float]], limit: float = LIMIT) -> tuple
                 os.waitpid(pid, 0)
                 del running[pid]
                 return entry, None, took
+        if time.perf_counter() > end:
+            raise OutOfTime
         time.sleep(0.05)
 
 
+@contextlib.contextmanager
+def stopped_at_the_end(running: dict[int, tuple[Any, float]]) -> Iterator[None]:
+    """Leave no child behind, also when told to stop: nobody goes on alone."""
+    try:
+        yield
+    finally:
+        for pid in running:
+            try:
+                os.killpg(pid, signal.SIGKILL)
+            except ProcessLookupError:  # it has no group of its own yet
+                os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+
+
 def tried(
-    mutants: Iterable[Mutant], jobs: int, folder: Path, until: float = float("inf")
+    mutants: Iterable[Mutant], trees: Sequence[Path], folder: Path, end: float = NEVER
 ) -> Iterator[tuple[Mutant, str, float, str]]:
-    """Each mutant with what became of it, the seconds, and the end of its tests' output; none begins after `until`."""
-    free = [copied(ROOT, folder / f"tree-{i}") for i in range(jobs)]
+    """Each mutant with what became of it, the seconds, and the end of its tests' output. One at a time in each tree."""
+    free = list(trees)
     running: dict[int, tuple[Any, float]] = {}
     waiting = list(mutants)
-    try:
-        while running or (waiting and time.perf_counter() < until):
-            while waiting and free and time.perf_counter() < until:
+    with stopped_at_the_end(running):
+        while running or waiting:
+            while waiting and free:
                 mutant, tree = waiting.pop(0), free.pop()
                 path = found if (found := mutant.where(tree)[0]) is not None else tree / mutant.file
                 kept = path.read_text()
@@ -326,30 +358,58 @@ def tried(
                 output = folder / f"{mutant.name}.txt"
                 pid = attempt(tree, mutant.tests, output)
                 running[pid] = ((mutant, tree, path, kept, times, output), time.perf_counter())
-            if not running:
-                break
-            (mutant, tree, path, kept, times, output), code, took = waited(running)
+            (mutant, tree, path, kept, times, output), code, took = waited(running, end=end)
             path.write_text(kept)
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
             free.append(tree)
             said = output.read_text() if output.exists() else ""
             yield mutant, verdict(code, said), took, said[-2000:]
-    finally:  # told to stop: nobody goes on alone
-        for pid in running:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)
 
 
-def passes_without(mutants: Sequence[Mutant], folder: Path) -> str:
+def passes_without(mutants: Iterable[Mutant], tree: Path, folder: Path, passed: set[str], end: float = NEVER) -> str:
     """Empty if all their tests pass on the code as it is; else the end of pytest's output. Without this, a test that
-    fails anyway would kill every mutant."""
-    tree = copied(ROOT, folder / "as-it-is")
+    fails anyway would kill every mutant. `passed` has the targets that need not run again, and gets the new ones."""
     targets = list(dict.fromkeys(target for mutant in mutants for target in mutant.tests))
-    whole = {target for target in targets if "::" not in target}
+    whole = {target for target in (*targets, *passed) if "::" not in target}
     targets = [target for target in targets if target in whole or target.partition("::")[0] not in whole]
+    targets = [target for target in targets if target not in passed]
+    if not targets:
+        return ""
     output = folder / "as-it-is.txt"
-    _, status = os.waitpid(attempt(tree, targets, output), 0)
-    return "" if os.waitstatus_to_exitcode(status) == 0 else output.read_text()[-3000:]
+    running: dict[int, tuple[Any, float]] = {}
+    with stopped_at_the_end(running):
+        running[attempt(tree, targets, output)] = (None, time.perf_counter())
+        _, code, _ = waited(running, NEVER, end)
+    passed.update(targets)
+    return "" if code == 0 else output.read_text()[-3000:]
+
+
+class FailsAsItIs(Exception):
+    """A test fails without any mutant. The argument is the end of pytest's output."""
+
+
+def in_time(
+    mutants: Sequence[Mutant], jobs: int, folder: Path, seconds: float, trust: bool, fewest: int = FEWEST
+) -> Iterator[tuple[Mutant, str, float, str]]:
+    """Yield what `tried` yields, for as many mutants as are begun within so many seconds, and for `fewest` in any case.
+
+    Without a limit all tests have to pass on the code as it is before anything is tried. With one, each few entries
+    wait for their own tests alone, so that those of entries that are not begun cost nothing.
+    """
+    trees = [copied(ROOT, folder / f"tree-{i}") for i in range(max(1, jobs))]
+    until = time.perf_counter() + seconds
+    size = len(mutants) if seconds == NEVER else len(trees)
+    passed: set[str] = set()
+    for i in range(0, len(mutants), max(1, size)):
+        if i >= fewest and time.perf_counter() > until:
+            return
+        part = mutants[i : i + size]
+        try:
+            if not trust and (said := passes_without(part, trees[0], folder, passed, until + GRACE)):
+                raise FailsAsItIs(said)
+            yield from tried(part, trees, folder, until + GRACE)
+        except OutOfTime:
+            return
 
 
 def warm_up() -> None:
@@ -368,7 +428,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--list", action="store_true", help="name them, try nothing")
     parser.add_argument("--trust", action="store_true", help="do not first see the tests pass without any mutant")
     parser.add_argument("--cold", action="store_true", help="import nothing beforehand")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin none after that time")
+    parser.add_argument("--seconds", type=float, default=NEVER, help="after that time, begin none but the first few")
     parser.add_argument("--sort", action="store_true", help="put each entry into the list of its file, try nothing")
     given = parser.parse_args(words)
 
@@ -395,36 +455,40 @@ def main(words: Sequence[str]) -> int:
     counts = {"killed": 0, "survived": 0, "untried": 0, "expected": 0}
     lines = list(faults.values())
     with tempfile.TemporaryDirectory(prefix="mutants-") as name:
-        folder = Path(name)
-        if mutants and not given.trust and (said := passes_without(mutants, folder)):
-            print(said)
+        try:
+            for mutant, fate, took, said in in_time(mutants, given.jobs, Path(name), given.seconds, given.trust):
+                if mutant.equivalent and fate == "survived":
+                    fate = "expected"
+                counts[fate] += 1
+                print(f"{fate:9} {took:6.1f} s  {mutant.name}", flush=True)
+                lines += remarks(mutant, fate, took, said)
+        except FailsAsItIs as e:
+            print(e)
             print("The environment is at fault, or the tests: they fail on the code as it is. Mend that first.")
-            return ENVIRONMENT
-        for mutant, fate, took, said in tried(mutants, max(1, given.jobs), folder, begun + given.seconds):
-            if mutant.equivalent and fate == "survived":
-                fate = "expected"
-            counts[fate] += 1
-            print(f"{fate:9} {took:6.1f} s  {mutant.name}", flush=True)
-            if fate in ("survived", "untried"):
-                lines.append(f"{fate}: {mutant.name} ({mutant.file}): {mutant.why}")
-                lines += [f"    {line}" for line in said.strip().splitlines()[-3:]] if fate == "untried" else []
-            elif fate == "expected":
-                lines.append(f"survives, as told: {mutant.name}: {mutant.equivalent}")
-            elif took > LIMIT:
-                lines.append(
-                    f"killed by the clock, after {LIMIT} s: {mutant.name}. See whether it hangs, or the tests are slow."
-                )
-            elif mutant.equivalent:
-                lines.append(f"killed, though said to survive: {mutant.name}. Remove its `equivalent`.")
-    done = sum(counts.values())
-    late = len(mutants) - done
+            if not counts["survived"]:
+                return ENVIRONMENT
+    late = len(mutants) - sum(counts.values())
     print("\n".join(["", *lines]))
     print(
         f"{counts['killed']} of {called} killed, {counts['survived']} survived, {counts['expected']} cannot be seen, "
-        f"{counts['untried']} untried, {len(faults)} no longer apply, {late} not begun in time, "
+        f"{counts['untried']} untried, {len(faults)} no longer apply, {late} not tried in time, "
         f"in {time.perf_counter() - begun:.0f} s"
     )
     return result(counts["survived"] + len(faults), counts["untried"])
+
+
+def remarks(mutant: Mutant, fate: str, took: float, said: str) -> list[str]:
+    """Return the lines that the end of the output has about a mutant; none if all is as it should be."""
+    if fate in ("survived", "untried"):
+        more = [f"    {line}" for line in said.strip().splitlines()[-3:]] if fate == "untried" else []
+        return [f"{fate}: {mutant.name} ({mutant.file}): {mutant.why}", *more]
+    if fate == "expected":
+        return [f"survives, as told: {mutant.name}: {mutant.equivalent}"]
+    if took > LIMIT:
+        return [f"killed by the clock, after {LIMIT} s: {mutant.name}. See whether it hangs, or the tests are slow."]
+    if mutant.equivalent:
+        return [f"killed, though said to survive: {mutant.name}. Remove its `equivalent`."]
+    return []
 
 
 def result(missed: int, untried: int) -> int:
