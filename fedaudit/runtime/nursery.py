@@ -44,7 +44,7 @@ class Nursery:
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 pass_fds=[there.fileno()],
-                cwd=scratch,
+                cwd=str(scratch),
                 env=_environment(scratch),
             )
         self._control, self._method, self._word, self._served = here, method, b"", 0

@@ -142,17 +142,20 @@ def test_training_without_privacy_has_no_claim(tmp_path):
 
 
 def test_the_loss_of_a_canary_is_its_parameter():
-    """Two records of the client, canaries at parameters 0 and 3, and a row that counts nothing."""
+    """Two records of the client, and canaries at parameters 0 and 3, which count nothing in the training without."""
     f = SimpleNamespace(params={"w": torch.tensor([[5.0, 6.0], [7.0, 8.0]])})
-    mark = torch.tensor([gradient_canaries.REAL, 0, 3, gradient_canaries.OUT, gradient_canaries.REAL])
+    mark = torch.tensor([gradient_canaries.REAL, 0, 3, gradient_canaries.REAL])
 
     def loss(f, x, times):
         return times * x
 
     found = gradient_canaries._with_canaries(
-        f, mark, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0]), loss=loss, name="w", steep=10.0, times=2.0
+        f, mark, torch.tensor([1.0, 2.0, 3.0, 5.0]), loss=loss, name="w", steep=10.0, times=2.0
     )
-    assert found.tolist() == [2.0, 50.0, 80.0, 0.0, 10.0]
+    assert found.tolist() == [2.0, 50.0, 80.0, 10.0]
+    real = torch.tensor([True, False, False, True])
+    found = gradient_canaries._without_canaries(f, real, torch.tensor([1.0, 2.0, 3.0, 5.0]), loss=loss, times=2.0)
+    assert found.tolist() == [2.0, 0.0, 0.0, 10.0]
 
 
 def test_scores_of_a_client_that_has_not_trained_are_of_no_step():
