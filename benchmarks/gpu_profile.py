@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -201,6 +201,26 @@ def clocked(bench: Profile, step: Callable[[], Any], times: int = 20) -> float:
     return round((time.perf_counter() - begun) / times * 1000, 3)
 
 
+def on_streams(steps: Sequence[Callable[[], Any]], device: torch.device) -> Callable[[], None]:
+    """Return a function that carries out all steps, each on a stream of its own where there is a GPU."""
+    streams = [torch.cuda.Stream() for _ in steps] if device.type == "cuda" else []
+
+    def go() -> None:
+        if not streams:
+            for step in steps:
+                step()
+            return
+        here = torch.cuda.current_stream()
+        for step, stream in zip(steps, streams, strict=True):
+            stream.wait_stream(here)
+            with torch.cuda.stream(stream):
+                step()
+        for stream in streams:
+            here.wait_stream(stream)
+
+    return go
+
+
 def several(bench: Profile, name: str, makes: dict[str, Callable[[], Callable[[], Any]]]) -> None:
     found: dict[str, Any] = {}
     for way, make in makes.items():
@@ -226,20 +246,7 @@ def ways(bench: Profile) -> None:
             step(m)
 
     def streams(step: Callable[[int], None]) -> Callable[[], None]:
-        if not cuda:
-            return lambda: one_after_another(step)
-        lanes = [torch.cuda.Stream() for _ in range(M)]
-
-        def all_of_them() -> None:
-            here = torch.cuda.current_stream()
-            for m, lane in enumerate(lanes):
-                lane.wait_stream(here)
-                with torch.cuda.stream(lane):
-                    step(m)
-            for lane in lanes:
-                here.wait_stream(lane)
-
-        return all_of_them
+        return on_streams([functools.partial(step, m) for m in range(M)], device)
 
     def layer(last: bool, backward: bool) -> dict[str, Callable[[], Callable[[], Any]]]:
         """A convolution 128 -> 128 on 14 x 14 of ten networks, forward and with the gradient of input and weight."""
@@ -402,23 +409,7 @@ def condense(bench: Profile) -> None:
         return lambda: F.conv2d(x, w, padding=1)
 
     def lanes(P: int, K: int) -> Callable[[], Any]:
-        steps = [step(P) for _ in range(K)]
-        streams = [torch.cuda.Stream() for _ in steps] if device.type == "cuda" else []
-
-        def go() -> None:
-            if not streams:
-                for one in steps:
-                    one()
-                return
-            here = torch.cuda.current_stream()
-            for one, stream in zip(steps, streams, strict=True):
-                stream.wait_stream(here)
-                with torch.cuda.stream(stream):
-                    one()
-            for stream in streams:
-                here.wait_stream(stream)
-
-        return go
+        return on_streams([step(P) for _ in range(K)], device)
 
     P_ = functools.partial
     for precision, stepping, free in (

@@ -15,13 +15,14 @@ One file for each case, written as soon as a figure is known: milliseconds of a 
 from __future__ import annotations
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_profile import Profile, clocked
+from gpu_profile import Profile, clocked, on_streams
 from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn import functional as F
@@ -71,20 +72,8 @@ class Ten:
                 loss = F.cross_entropy(models[m](x[m]).float(), y[m])
             descend(params[m], list(torch.autograd.grad(loss, params[m])), moments[m])
 
-        if not lanes or self.device.type != "cuda":
-            return lambda: [step(m) for m in range(self.M)]
-        streams = [torch.cuda.Stream() for _ in range(self.M)]
-
-        def all_of_them() -> None:
-            here = torch.cuda.current_stream()
-            for m, stream in enumerate(streams):
-                stream.wait_stream(here)
-                with torch.cuda.stream(stream):
-                    step(m)
-            for stream in streams:
-                here.wait_stream(stream)
-
-        return all_of_them
+        steps = [functools.partial(step, m) for m in range(self.M)]
+        return on_streams(steps, self.device) if lanes else lambda: [of_model() for of_model in steps]
 
     def stacked(self, compiled: bool = False) -> Step:
         """Return the step of all models as one, mapped over models: convolutions of ten groups."""
