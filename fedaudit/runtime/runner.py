@@ -44,6 +44,7 @@ from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
 from fedaudit.setting import Setting
 from fedaudit.training.cuda_graphs import listening, unrecorded
+from fedaudit.training.stacked.kept_steps import forget as forget_recorded_steps
 from fedaudit.units import MANY
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import decode, encode
@@ -174,6 +175,7 @@ def _close(run: RunState) -> None:
     run.store.abandon()  # after an error: a resumed run finds the last whole round
     if run.given_engine is None and "engine" in vars(run):
         run.engine.close()
+    forget_recorded_steps()
 
 
 @contextmanager

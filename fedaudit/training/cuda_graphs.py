@@ -32,11 +32,13 @@ class _Conditions:
     bf16: bool = False
     stacked: bool = False
     warm_ups: int = WARM_UP
+    pool: Any = None
 
 
 _now = _Conditions()
 unrecorded: dict[str, None] = {}  # reasons, in the order in which they came up
 _listeners: list[Callable[[str], None]] = []
+holders: list[Callable[[], int]] = []  # each says how many bytes its recordings hold, which no emptying gives back
 
 
 def fall_back(reason: str) -> None:
@@ -174,6 +176,21 @@ def record_giving_back(
     return made
 
 
+@contextmanager
+def sharing(pool: Any) -> Iterator[None]:
+    """Let recordings that are made within this context use one memory. They must never be replayed at the same time."""
+    before, _now.pool = _now.pool, pool
+    try:
+        yield
+    finally:
+        _now.pool = before
+
+
+def new_pool(device: torch.device) -> Any:
+    """Return a memory that several recordings may share; None where nothing is recorded."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
 def timed(recording: Recording, state: Sequence[Tensor], times: int = 5) -> float:
     """Return the seconds that so many replays take. The state is as it was afterwards."""
     before = [t.detach().clone() for t in state]
@@ -220,7 +237,8 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
     This is done by hand, because torch.cuda.graph first collects garbage and empties the cache, which takes longer than
     the recording saves.
     """
-    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() > SPARE:
+    held = sum(of() for of in holders)
+    if torch.cuda.memory_reserved() - torch.cuda.memory_allocated() - held > SPARE:
         torch.cuda.empty_cache()  # memory of recordings that are gone
     stream = capture_stream()  # kept for this: no other thread ever has it
     stream.wait_stream(torch.cuda.current_stream())
@@ -229,7 +247,7 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
             step()
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(capture_error_mode="thread_local")
+        graph.capture_begin(pool=_now.pool, capture_error_mode="thread_local")
         try:
             outputs = step()
         finally:

@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from torch import nn
 
 from fedaudit.training import cuda_graphs
+from fedaudit.training.stacked import kept_steps
+from fedaudit.training.stacked.stack import _Fitting
+
+
+def modes(step: Callable[..., Any]) -> list[tuple[nn.Module, bool]]:
+    """Return the layers of a stack's network, each with its mode: a recording has the mode in which it was made."""
+    found = [cell.cell_contents for cell in step.__closure__ or ()]
+    models = [fitting.mapped.model for fitting in found if isinstance(fitting, _Fitting)]
+    return [(layer, layer.training) for model in models for layer in model.modules()]
+
+
+def put(kept: list[tuple[nn.Module, bool]]) -> None:
+    for layer, mode in kept:
+        layer.training = mode
 
 
 @pytest.fixture
-def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Recording as it is on a GPU, on this CPU: warm-ups that change everything, then a step on fixed memory.
 
     Returns how often each recording was replayed."""
@@ -21,12 +37,16 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             outputs = step()
         counts.append(0)
         number = len(counts) - 1
+        recorded = modes(step)
 
         def replay() -> None:
             counts[number] += 1
+            now = modes(step)
+            put(recorded)
             for mine, new in zip(outputs, step(), strict=True):
                 if mine is not None and new is not None:
                     mine.copy_(new)
+            put(now)
 
         return replay, outputs
 
@@ -37,4 +57,6 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 2)
     monkeypatch.setattr(cuda_graphs, "WORTH_IT", 2)
     cuda_graphs.unrecorded.clear()
-    return counts
+    kept_steps.forget()
+    yield counts
+    kept_steps.forget()

@@ -41,7 +41,7 @@ def test_adam_alone_is_recorded_with_its_step(case: str, replays: list[int], mon
     one, plain = (make(counts=COUNTS, **CASES[case]) for _ in range(2))
     seen: list[int] = []
     core = _Fitting._core
-    monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(self.slots)) or core(self, *given))
+    monkeypatch.setattr(_Fitting, "_core", lambda self, *given: seen.append(len(given[0])) or core(self, *given))
     monkeypatch.setattr("fedaudit.training.stacked.mapped_loss.vmap", lambda *given, **how: refused)
     with cuda_graphs.conditions("recorded"):
         plain[0].alone()

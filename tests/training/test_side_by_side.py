@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit import sgd
 from fedaudit.training import cuda_graphs, models
 from fedaudit.training.stacked import mapped_loss, side_by_side, stack, stackable
-from fedaudit.training.stacked.side_by_side import DEEP, drawing_nothing, goes_apart, is_deep
+from fedaudit.training.stacked.side_by_side import DEEP, drawing_nothing, goes_apart, is_deep, is_wide
 from fedaudit.training.stacked.stack import _Fitting, fit_together
 
 
@@ -118,7 +118,7 @@ def test_draws_of_either_generator_are_seen(from_device: bool, monkeypatch: pyte
         torch.rand(1, generator=of_device if from_device else None)
 
 
-def test_deep_networks_on_tensor_cores_go_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deep_and_wide_networks_on_tensor_cores_go_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [torch.zeros(1)]
     deep, flat = (models.build(arch, shape=(3, 32, 32), classes=10) for arch in ("resnet18", "convnet"))
     assert is_deep(deep)
@@ -126,13 +126,21 @@ def test_deep_networks_on_tensor_cores_go_apart(monkeypatch: pytest.MonkeyPatch)
     assert is_deep(nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(DEEP)]))
     assert not is_deep(nn.Sequential(*[nn.Conv2d(2, 2, 1) for _ in range(DEEP - 1)]))
     assert not is_deep(nn.Sequential(*[nn.Conv2d(2, 2, 1, groups=2) for _ in range(2 * DEEP)]))
+    wide = models.build("conv4", shape=(1, 28, 28), classes=10)
+    assert is_wide(wide)
+    assert not is_deep(wide)
+    assert not is_wide(flat)
+    assert is_wide(nn.Conv2d(256, 256, 1))
+    assert not is_wide(nn.Sequential(nn.Conv2d(255, 512, 1), nn.Conv2d(512, 255, 1), nn.Linear(512, 512)))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert not goes_apart(deep, rows), "a CPU has no streams, and no slow groups"
     monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
     assert goes_apart(deep, rows)
+    assert goes_apart(wide, rows)
     assert not goes_apart(flat, rows)
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     assert not goes_apart(deep, rows), "in float32 it was not measured"
+    assert not goes_apart(wide, rows)
     with cuda_graphs.conditions("recorded", bf16=True):
         assert goes_apart(deep, rows)
 

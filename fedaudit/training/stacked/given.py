@@ -41,3 +41,26 @@ def map_given(given: Any, dims: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(given, list | tuple):
         return type(given)(map_given(value, dim, fn) for value, dim in zip(given, dims, strict=True))
     return given if dims is None else fn(given)
+
+
+def form_of_given(given: Any) -> Any:
+    """Return a description that is equal for values of one form: shapes of tensors, and all other values themselves."""
+    if isinstance(given, Tensor):
+        return "tensor", tuple(given.shape), given.dtype
+    if isinstance(given, dict):
+        return {key: form_of_given(value) for key, value in given.items()}
+    if isinstance(given, list | tuple):
+        return type(given), [form_of_given(value) for value in given]
+    return type(given), given
+
+
+def copy_given(into: Any, source: Any) -> None:
+    """Copy the tensors of one tree into those of another one of the same form."""
+    if isinstance(into, Tensor):
+        into.copy_(source)
+    elif isinstance(into, dict):
+        for key, value in into.items():
+            copy_given(value, source[key])
+    elif isinstance(into, list | tuple):
+        for mine, theirs in zip(into, source, strict=True):
+            copy_given(mine, theirs)

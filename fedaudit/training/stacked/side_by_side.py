@@ -5,8 +5,9 @@ ones for many: a step of ten ResNet-18 takes 94 ms in groups, and 25 ms model by
 model has a stream of its own, so that small kernels of several models run at once, and its images lie channels last,
 which tensor cores take as they are. One recording holds the step of all models.
 
-A few wide layers are faster in groups, and small batches are faster still. So only deep networks are stepped this way,
-by a rule that asks nothing of the clock: a run gives the same bits again.
+A few layers of up to 128 channels are as fast in groups, and faster if they are compiled. So only deep networks and
+those with a wide convolution are stepped this way, by a rule that asks nothing of the clock: a run gives the same bits
+again.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ from fedaudit.training.cuda_graphs import capturing, halves, shared
 from fedaudit.training.stacked import stackable
 
 DEEP = 16  # convolutions from which on a network is deep: ResNet-18 has 20
+WIDE = 256  # channels on both sides from which on a convolution is wide: the last one of `conv4` has 256 and 512
 T = TypeVar("T")
 
 
 def goes_apart(model: nn.Module, rows: Sequence[Tensor]) -> bool:
-    """Return whether models like this one are stepped side by side: deep ones, where a GPU's tensor cores are used."""
-    return stackable.on_gpu(rows) and tensor_cores() and is_deep(model)
+    """Return whether models like this one are stepped side by side: deep or wide ones, on a GPU's tensor cores."""
+    return stackable.on_gpu(rows) and tensor_cores() and (is_deep(model) or is_wide(model))
 
 
 def tensor_cores() -> bool:
@@ -42,6 +44,11 @@ def tensor_cores() -> bool:
 def is_deep(model: nn.Module) -> bool:
     """Return whether a network has so many convolutions that groups of models do not pay."""
     return sum(isinstance(m, nn.Conv2d) and m.groups == 1 for m in model.modules()) >= DEEP
+
+
+def is_wide(model: nn.Module) -> bool:
+    """Return whether a network has a convolution so wide that groups of models do not pay."""
+    return any(isinstance(m, nn.Conv2d) and min(m.in_channels, m.out_channels) >= WIDE for m in model.modules())
 
 
 def side_by_side(count: int, device: torch.device, work: Callable[[int], T]) -> list[T]:

@@ -34,6 +34,7 @@ from fedaudit.training.cuda_graphs import (
     record,
     record_giving_back,
     recordable,
+    sharing,
     stacks_networks,
     timed,
 )
@@ -46,8 +47,9 @@ from fedaudit.training.fit import (
     fit,
     train_mode,
 )
-from fedaudit.training.stacked import stackable
+from fedaudit.training.stacked import kept_steps, stackable
 from fedaudit.training.stacked.given import map_given, stacked_given
+from fedaudit.training.stacked.kept_steps import Form, KeptSteps, Recorded
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, mapped_loss
 from fedaudit.training.stacked.masked_norms import Unmaskable
 from fedaudit.training.stacked.stackable import fills, masks_norms, never_stacked, refused, structure
@@ -226,12 +228,24 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
     takes minutes.
     """
     drawn = [job.rng.get_state() for job in jobs]
-    try:
-        return _fitted(_Fitting(jobs, compile))
-    except Unmaskable:  # a batch norm sees other rows than the batch's, so train in groups of one size
+
+    def from_the_start(by_size: bool) -> list[Fitted]:
         for job, state in zip(jobs, drawn, strict=True):
             job.rng.set_state(state)
-        return _fitted(_Fitting(jobs, compile, by_size=True))
+        return _fitted(_Fitting(jobs, compile, by_size))
+
+    def fitted(by_size: bool) -> list[Fitted]:
+        try:
+            return from_the_start(by_size)
+        except torch.OutOfMemoryError:  # what is kept of other trainings may be what is missing
+            if not kept_steps.forget():
+                raise
+        return from_the_start(by_size)
+
+    try:
+        return fitted(by_size=False)
+    except Unmaskable:  # a batch norm sees other rows than the batch's, so train in groups of one size
+        return fitted(by_size=True)
 
 
 def _fitted(fitting: _Fitting) -> list[Fitted]:
@@ -240,9 +254,6 @@ def _fitted(fitting: _Fitting) -> list[Fitted]:
     finally:
         fitting.close()
     return fitting.result()
-
-
-_Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
 
 
 class _Fitting:
@@ -258,7 +269,6 @@ class _Fitting:
         self.device = first.rows[0].device
         self.stack = build(self.jobs, how)
         self.slots = list(range(len(self.jobs)))  # which job stands where in the stack
-        self.rows = [torch.cat([job.rows[i] for job in self.jobs]) for i in range(len(first.rows))]
         sizes = torch.tensor([0, *(len(job.rows[0]) for job in self.jobs)])
         self.offsets = sizes.cumsum(0)[:-1].to(self.device)[:, None]
         self.known: dict[tuple[int, ...], Tensor] = {}
@@ -268,11 +278,11 @@ class _Fitting:
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
-        # With its places, its mask and its augmentation's numbers.
-        self.recordings: dict[_Form, tuple[Recording, Tensor, Tensor | None, Tensor | None]] = {}
+        self.kept, self.in_place = self._place(compile), True
+        self.recordings: dict[Form, Recorded] = self._recordings()
         self.augment: Augment | None = first.option("augment")
         self.rates: list[float] = []  # that were written last
-        self.came: dict[_Form, int] = {}  # how often all had batches of that form
+        self.came: dict[Form, int] = {}  # how often all had batches of that form
         self.idle: set[int] = set()  # jobs that ended, but stay in the stack to keep its shapes
         self.masks: dict[tuple[int, ...], Tensor] = {}
         self.mask_all = self.fills and (self.records or compile)  # one shape for all
@@ -282,6 +292,22 @@ class _Fitting:
             _Course(job, functools.partial(self._stops, i), functools.partial(self._begin, i))
             for i, job in enumerate(self.jobs)
         ]
+
+    def _place(self, compile: bool) -> KeptSteps | None:
+        """Put the stack and all rows into memory, where possible into that of kept steps, which are returned."""
+        rows = [[job.rows[i] for job in self.jobs] for i in range(len(self.jobs[0].rows))]
+        form = kept_steps.form_of(self.jobs, self.stack, compile) if self.records else None
+        found = None if form is None else kept_steps.taken(form, sum(map(len, rows[0])))
+        if found is not None:
+            found.refill(self.stack, rows)
+            self.stack, self.rows = found.stack, found.rows
+            return found
+        self.rows = [torch.cat(of_jobs) for of_jobs in rows]
+        return None if form is None else KeptSteps(form, self.stack, self.rows, self.mapped)
+
+    def _recordings(self) -> dict[Form, Recorded]:
+        """Return the steps recorded for the stack as it is now. While it lies where it began, they are kept ones."""
+        return self.kept.of(len(self.slots)) if self.kept is not None and self.in_place else {}
 
     def go(self) -> None:
         train_mode(self.mapped.model, self.norms)
@@ -366,7 +392,7 @@ class _Fitting:
         recording()
         return True
 
-    def _record(self, form: _Form, group: Sequence[int]) -> bool:
+    def _record(self, form: Form, group: Sequence[int]) -> bool:
         """Record the step of the whole stack with batches of this form, if enough of them are to come. Return whether
         it was.
         """
@@ -380,7 +406,10 @@ class _Fitting:
         stack = self.stack
         core = functools.partial(self._core, stack)
         u = None if self.augment is None else torch.zeros(*static.shape, self.augment.NUMBERS, device=self.device)
-        made = self._choose(lambda: core(self._rows(static, u), static_mask), stack.tensors(), size, mask is not None)
+        before = _reserved(self.device)
+        with sharing(None if self.kept is None else self.kept.pool):
+            step = lambda: core(self._rows(static, u), static_mask)  # noqa: E731 (it holds this fitting)
+            made = self._choose(step, stack.tensors(), size, mask is not None)
         if made is None and not usual:
             self.came[form] = -self.jobs[0].planned  # not again
             return False
@@ -389,6 +418,8 @@ class _Fitting:
             self._shrink()
             return False
         self.recordings[form] = made, static, static_mask, u
+        if self.kept is not None:
+            self.kept.grown += max(0, _reserved(self.device) - before)
         return True
 
     def _choose(
@@ -497,24 +528,34 @@ class _Fitting:
             self.ended[i] = {name: t[slot].clone() for name, t in both.items()}
             self.totals[i] = self.stack.total[slot].clone()
         self.idle.update(through)
-        if not self.records or 2 * len(self.active) <= len(self.slots):
+        if not self.records or 2 * len(self.active) <= len(self.slots) or self._saves_idle_steps():
             self._shrink()
+
+    def _saves_idle_steps(self) -> bool:
+        """Return whether a recording of fewer models pays: each is stepped by itself, and the recording is kept."""
+        if not self.mapped.apart or self.kept is None:
+            return False
+        left = max((self.jobs[i].planned - self.courses[i].steps for i in self.active), default=0)
+        return left >= WORTH_IT or bool(self.kept.of(len(self.active)))
 
     def _shrink(self) -> None:
         """Take the jobs that have ended out of the stack."""
         stay = [place for place, i in enumerate(self.slots) if i not in self.idle]
         self.slots = [self.slots[place] for place in stay]
         self.idle.clear()
-        self.recordings.clear()
         self.rates = []
         if stay:
             self.stack = self.stack.take(stay)
+        self.in_place = self.in_place and stay == list(range(len(stay)))
+        self.recordings = self._recordings()
 
     def close(self) -> None:
         for job, mode in zip(self.jobs, self.modes, strict=True):
             job.model.train(mode)
         self.mapped.model.train(self.modes[0])
-        self.recordings.clear()  # frees the graphs' memory now; garbage collection may come much later
+        if self.kept is not None and len(self.ended) == len(self.jobs) and any(self.kept.recordings.values()):
+            kept_steps.keep(self.kept)
+        self.kept, self.recordings = None, {}
         for i, tensors in self.before.items():
             if len(self.ended) < len(self.jobs):  # it failed
                 _write(self.jobs[i].model, tensors)
@@ -527,6 +568,11 @@ class _Fitting:
         for i, course in enumerate(self.courses):
             found[self.order[i]] = Fitted(course.epochs, course.steps, losses[i] / max(course.seen, 1))
         return [found[i] for i in range(len(self.jobs))]
+
+
+def _reserved(device: torch.device) -> int:
+    """Return the bytes that torch has taken of a GPU's memory."""
+    return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
 
 def _copies(model: nn.Module) -> Tensors:

@@ -89,7 +89,7 @@ def never_stacked(job: Job) -> str | None:
 
 def unlike(a: Job, b: Job) -> str | None:
     """Return why two jobs cannot be in one stack; None if they can."""
-    if not _same_function(a.loss, b.loss):
+    if not same_function(a.loss, b.loss):
         return "the models are trained on different losses"
     if a.structure != b.structure or not same_hooks(a.model, b.model):
         return "the models differ"
@@ -150,14 +150,14 @@ def same_hooks(a: nn.Module, b: nn.Module) -> bool:
 
     these, those = hooks(a), hooks(b)
     return len(these) == len(those) and all(
-        x[:2] == y[:2] and _same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
+        x[:2] == y[:2] and same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
     )
 
 
-def _same_function(a: Any, b: Any) -> bool:
+def same_function(a: Any, b: Any) -> bool:
     """Return whether two functions do the same: one function, or one text with equal plain values around it."""
     if isinstance(a, functools.partial) and isinstance(b, functools.partial):
-        return _same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
+        return same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
     if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
         return a is b or (isinstance(a, types.MethodType) and bool(a == b))
     if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
@@ -173,7 +173,7 @@ def _same_value(x: Any, y: Any) -> bool:
 
 
 def _both_same_function(a: Any, b: Any) -> bool:
-    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and _same_function(a, b)
+    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and same_function(a, b)
 
 
 def on_gpu(rows: Sequence[Tensor]) -> bool:

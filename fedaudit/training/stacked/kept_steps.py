@@ -1,0 +1,163 @@
+"""Keeps the recorded steps of a stack from one training to the next, so that only the first round of a run records.
+
+A recorded step reads and writes memory at fixed places. Recording takes about as long as five steps, and the next round
+trains as many models of the same form. So the stack, its rows and its recordings stay where they are. The next training
+of that form copies its numbers there and replays: the same kernels on the same memory, hence the same bits as with a
+recording made anew.
+
+What is kept has a limit, a share of the GPU's memory. What was used least recently goes first.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedaudit.training.cuda_graphs import Recording, halves, holders, new_pool
+from fedaudit.training.fit import Loss
+from fedaudit.training.stacked.given import copy_given, form_of_given
+from fedaudit.training.stacked.mapped_loss import MappedLoss
+from fedaudit.training.stacked.stackable import same_function
+
+if TYPE_CHECKING:
+    from fedaudit.training.stacked.stack import Job, Stack
+
+SHARE = 4  # a GPU's memory over what may be kept
+MOST = 32  # trainings whose steps are kept at a time
+
+Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
+# A recording with the places of its rows, its mask and its augmentation's numbers.
+Recorded = tuple[Recording, Tensor, Tensor | None, Tensor | None]
+
+
+@dataclass(frozen=True)
+class StepForm:
+    """All that a recorded step depends on, but the numbers in its tensors.
+
+    A loss reads nothing but its arguments, so that losses of one text and equal plain values record the same step.
+    """
+
+    loss: Loss = field(compare=False)
+    plain: Any
+
+    def is_like(self, other: StepForm) -> bool:
+        """Return whether a step of the other form may be replayed for one of this form."""
+        return self == other and same_function(self.loss, other.loss)
+
+
+def form_of(jobs: Sequence[Job], stack: Stack, compile: bool) -> StepForm | None:
+    """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells."""
+    first = jobs[0]
+    if any(_hooked(layer) for layer in first.model.modules()):
+        return None
+    device = first.rows[0].device
+    rows = [(row.shape[1:], row.dtype) for row in first.rows]
+    options = {"opt": None, "separable": True, "norms": "batch", "augment": None}
+    how = [first.option(name, default) for name, default in options.items()]
+    backends = torch.backends.cudnn, torch.backends.cuda.matmul
+    kernels = backends[0].allow_tf32, backends[1].allow_tf32, backends[0].benchmark, halves()
+    strict = torch.get_deterministic_debug_mode()
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    given = form_of_given(stack.given)
+    where = device, stream
+    return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, kernels, strict, where))
+
+
+def _hooked(layer: torch.nn.Module) -> bool:
+    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(layer, kind) for kind in kinds)
+
+
+@dataclass(eq=False)
+class KeptSteps:
+    """The memory of a stack and its rows, and the steps that were recorded on it, by the number of models that step.
+
+    `mapped` is held because a recording may read what belongs to it. All recordings share one memory for what a step
+    computes on the way: they are replayed one after the other, and read nothing that another one has left there.
+    """
+
+    form: StepForm
+    stack: Stack
+    rows: list[Tensor]
+    mapped: MappedLoss
+    recordings: dict[int, dict[Form, Recorded]] = field(default_factory=dict)
+    grown: int = 0  # bytes that the recordings have taken
+    pool: Any = None
+
+    def __post_init__(self) -> None:
+        self.pool = new_pool(self.rows[0].device)
+        _alive.add(self)
+
+    def of(self, models: int) -> dict[Form, Recorded]:
+        """Return the recordings of the stack's first so many models."""
+        return self.recordings.setdefault(models, {})
+
+    def refill(self, stack: Stack, rows: Sequence[Sequence[Tensor]]) -> None:
+        """Copy the numbers of a stack of the same form, and the rows of its jobs, to where the recordings read them."""
+        mine = self.stack
+        with torch.no_grad():
+            for place, of_jobs in zip(self.rows, rows, strict=True):
+                torch.cat(list(of_jobs), out=place[: sum(map(len, of_jobs))])
+            for into, source in ((mine.params, stack.params), (mine.rest, stack.rest), (mine.state, stack.state)):
+                for name, t in into.items():
+                    t.copy_(source[name])
+            copy_given(mine.given, stack.given)
+            mine.total.copy_(stack.total)
+
+    @property
+    def bytes(self) -> int:
+        """Return the memory that it holds."""
+        return self.grown + sum(t.nbytes for t in (*self.rows, *self.stack.tensors()))
+
+
+_kept: list[KeptSteps] = []  # the one that was used last stands last
+_alive: weakref.WeakSet[KeptSteps] = weakref.WeakSet()  # with those that are being used
+_lock = threading.Lock()
+
+
+def held() -> int:
+    """Return the bytes that all recordings hold, of kept steps and of those that are being used."""
+    return sum(steps.grown for steps in list(_alive))
+
+
+holders.append(held)
+
+
+def taken(form: StepForm, count: int) -> KeptSteps | None:
+    """Return kept steps of this form with room for so many rows, which are the caller's now; None if there are none."""
+    with _lock:
+        for steps in reversed(_kept):
+            if steps.form.is_like(form) and len(steps.rows[0]) >= count:
+                _kept.remove(steps)
+                return steps
+    return None
+
+
+def keep(steps: KeptSteps) -> None:
+    """Keep steps for the next training of their form, and let go of the oldest ones if there are too many."""
+    device = steps.rows[0].device
+    limit = _memory(device) // SHARE
+    with _lock:
+        _kept.append(steps)
+        while len(_kept) > MOST or (_kept and sum(other.bytes for other in _kept) > limit):
+            _kept.pop(0)
+
+
+def forget() -> bool:
+    """Let go of all kept steps, and return whether there were any."""
+    with _lock:
+        some = bool(_kept)
+        _kept.clear()
+    return some
+
+
+def _memory(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1 << 40
+    return int(torch.cuda.get_device_properties(device).total_memory)

@@ -1,0 +1,305 @@
+"""Recorded steps that one training leaves to the next: nothing is recorded twice, and no bit changes."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from jobs import CASES, COUNTS, distance, make
+from torch.nn.functional import cross_entropy
+
+from fedaudit import Augment, adam, run, sgd
+from fedaudit.training import cuda_graphs
+from fedaudit.training.stacked import kept_steps, mapped_loss
+from fedaudit.training.stacked.kept_steps import KeptSteps
+from fedaudit.training.stacked.stack import Job, fit_together
+
+
+@pytest.fixture(autouse=True)
+def recorded(replays: list[int]) -> Iterator[None]:
+    with cuda_graphs.conditions("recorded"):
+        yield
+
+
+def others(case: str) -> list[Job]:
+    """The case's jobs with other weights, records and generators than `make` gives them."""
+    jobs = make(counts=COUNTS, **CASES[case])
+    for i, job in enumerate(jobs):
+        torch.manual_seed(100 + i)
+        for p in job.model.parameters():
+            torch.nn.init.normal_(p, std=0.1)
+        job.rows[0].normal_(mean=0.3 * i)
+        job.rng.manual_seed(50 + i)
+    return jobs
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "momentum, decay, nesterov",
+        "adam keeps each model's own count",
+        "batch norm",
+        "batch norm left alone",
+        "own numbers of epochs",
+        "until",
+        "given",
+        "cosine, by step",
+        "augmented",
+        "does not separate",
+    ],
+)
+def test_a_second_training_records_nothing_and_has_the_bits_of_one_that_records(case: str, replays: list[int]) -> None:
+    anew = others(case)
+    wanted = fit_together(anew)
+    kept_steps.forget()
+    replays.clear()
+    fit_together(make(counts=COUNTS, **CASES[case]))
+    made, before = len(replays), sum(replays)
+    assert made > 0
+    again = others(case)
+    found = fit_together(again)
+    assert len(replays) == made, "the first training has recorded every step"
+    assert sum(replays) > before
+    assert found == wanted
+    assert distance(again, anew) == 0
+
+
+def test_steps_of_a_stack_that_has_shrunk_are_kept_too(replays: list[int]) -> None:
+    for _ in range(3):
+        fit_together(make("mlp", [8, 8, 8, 40]))
+        assert len(replays) == 2, "one of four models, and one of the model that goes on alone"
+
+
+def ce_of(weight: float) -> Callable[..., torch.Tensor]:
+    def weighted(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return weight * cross_entropy(f(x), y, reduction="none")
+
+    return weighted
+
+
+@pytest.mark.parametrize(
+    ("change", "anew"),
+    [
+        ({"loss": ce_of(2.0)}, False),
+        ({"loss": ce_of(3.0)}, True),
+        ({"opt": sgd(0.2)}, True),
+        ({"opt": adam(0.1)}, True),
+        ({"opt": sgd(0.1, schedule="cosine")}, True),
+        ({"batch": 5}, True),
+        ({"epochs": 5}, False),
+        ({"augment": Augment(flip=True)}, True),
+        ({"arch": "mlp@0.5"}, True),
+        ({"counts": [12, 12]}, True),
+        ({"counts": [8, 12, 12]}, False),
+        ({"counts": [12, 12, 13]}, True),
+        ({"norms": "running"}, True),
+    ],
+    ids=str,
+)
+def test_another_form_is_recorded_anew(change: dict[str, Any], anew: bool, replays: list[int]) -> None:
+    how: dict[str, Any] = {"arch": "mlp", "counts": [12, 12, 12], "loss": ce_of(2.0), "opt": sgd(0.1), "epochs": 4}
+    fit_together(make(**how))
+    before = len(replays)
+    jobs, alone = make(**{**how, **change}), make(**{**how, **change})
+    fit_together(jobs)
+    assert (len(replays) > before) == anew
+    for job in alone:
+        job.alone()
+    assert distance(jobs, alone) < 1e-10
+
+
+@pytest.mark.parametrize("number", [1.0, 2.0])
+def test_a_number_that_a_loss_is_given_belongs_to_the_form(number: float, replays: list[int]) -> None:
+    def times(f: Any, x: torch.Tensor, y: torch.Tensor, by: float, of: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return by * cross_entropy(f(x) + of[0], y, reduction="none")
+
+    def jobs(by: float, add: float) -> list[Job]:
+        given = lambda i, m: {"given": {"by": by, "of": (torch.full((4,), add * i, dtype=torch.float64).cumsum(0),)}}  # noqa: E731
+        return make("mlp", [12, 12], each=given, loss=times, epochs=4)
+
+    fit_together(jobs(1.0, 0.1))
+    before = len(replays)
+    these, those = jobs(number, 0.7), jobs(number, 0.7)
+    fit_together(these)
+    assert (len(replays) > before) == (number != 1.0)
+    for job in those:
+        job.alone()
+    assert distance(these, those) < 1e-10, "tensors that a loss is given are those of this training"
+
+
+@pytest.mark.parametrize("flag", ["allow_tf32", "benchmark"])
+def test_other_kernels_are_recorded_anew(flag: str, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    fit_together(make("mlp", [12, 12]))
+    before = len(replays)
+    monkeypatch.setattr(torch.backends.cudnn, flag, not getattr(torch.backends.cudnn, flag))
+    fit_together(make("mlp", [12, 12]))
+    assert len(replays) > before
+
+
+def test_a_model_with_a_hook_is_recorded_anew(replays: list[int]) -> None:
+    """A hook may read what no argument tells."""
+    for times in (1, 2):
+        jobs = make("mlp", [12, 12])
+        for job in jobs:
+            job.model.register_forward_hook(doubled)
+        fit_together(jobs)
+        assert len(replays) == times
+    assert not kept_steps._kept
+
+
+def doubled(layer: Any, given: Any, out: torch.Tensor) -> torch.Tensor:
+    return 2 * out
+
+
+def test_a_training_that_fails_leaves_nothing(replays: list[int]) -> None:
+    def breaks(f: Any, x: torch.Tensor, y: torch.Tensor) -> bool:
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        fit_together(make("mlp", [12, 12], epochs=3, until=breaks))
+    assert replays
+    assert not kept_steps._kept
+
+
+def test_what_was_used_least_recently_goes(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    def trains(width: float) -> int:
+        before = len(replays)
+        fit_together(make(f"mlp@{width}", [12, 12]))
+        return len(replays) - before
+
+    monkeypatch.setattr(kept_steps, "MOST", 2)
+    assert [trains(w) for w in (0.25, 0.5, 0.25, 1.0)] == [1, 1, 0, 1]
+    assert [trains(w) for w in (0.25, 0.5)] == [0, 1], "0.5 went when 1.0 came"
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    fit_together(make("mlp@0.25", [12, 12]))
+    (small,) = kept_steps._kept
+    by_hand = 24 * (64 * 8 + 8) + sum(t.nbytes for t in small.stack.tensors())
+    assert small.bytes == by_hand
+    small.grown = 1000
+    assert small.bytes == by_hand + 1000
+    monkeypatch.setattr(kept_steps, "_memory", lambda device: kept_steps.SHARE * (by_hand + 1000))
+    kept_steps.forget()
+    kept_steps.keep(small)
+    assert kept_steps._kept == [small], "a quarter of the memory may be kept"
+    small.grown = 1001
+    kept_steps.forget()
+    kept_steps.keep(small)
+    assert kept_steps._kept == []
+
+
+def test_two_trainings_at_a_time_never_share_memory() -> None:
+    fit_together(make("mlp", [12, 12]))
+    (steps,) = kept_steps._kept
+    form = steps.form
+    assert kept_steps.taken(form, 25) is None, "it has room for 24 rows"
+    assert kept_steps.taken(form, 24) is steps
+    assert kept_steps.taken(form, 24) is None, "it belongs to whoever took it"
+
+
+def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """A training begins again without them; if there are none, the error is the caller's."""
+    fit_together(make("mlp", [12, 12]))
+    full, tried = KeptSteps.refill, []
+
+    def refills(self: KeptSteps, *given: Any) -> None:
+        full(self, *given)
+        tried.append(1)
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(KeptSteps, "refill", refills)
+    jobs, alone = make("mlp", [12, 12]), make("mlp", [12, 12])
+    fit_together(make("mlp@0.5", [12, 12]))
+    fit_together(jobs)
+    assert len(tried) == 1
+    for job in alone:
+        job.alone()
+    assert distance(jobs, alone) < 1e-10
+    monkeypatch.setattr("fedaudit.training.stacked.stack.build", refuses)
+    kept_steps.forget()
+    with pytest.raises(torch.OutOfMemoryError):
+        fit_together(make("mlp", [12, 12]))
+
+
+def refuses(*given: Any) -> Any:
+    raise torch.OutOfMemoryError("out of memory")
+
+
+def test_only_the_first_round_of_a_run_records(tmp_path: Path, replays: list[int]) -> None:
+    """The run's end lets go of them."""
+    how: dict[str, Any] = {"dataset": "digits", "model": "mlp@0.25", "clients": 3, "engine": "stacked"}
+    run(method="fedavg", step="recorded", rounds=1, out=tmp_path / "one", **how)
+    first = len(replays)
+    assert first > 0
+    assert not kept_steps._kept
+    run(method="fedavg", step="recorded", rounds=4, out=tmp_path / "four", **how)
+    assert len(replays) == 2 * first
+
+
+def test_models_side_by_side_leave_one_by_one(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """Each is stepped by itself, so that one that is through costs nothing. The next round has their recordings."""
+    stepped: list[int] = []
+    inner = mapped_loss.side_by_side
+    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
+    monkeypatch.setattr(mapped_loss, "side_by_side", lambda n, *of: stepped.append(n) or inner(n, *of))
+    counts = [40, 8, 24, 16, 20]  # 10, 2, 6, 4 and 5 steps of 4 rows
+    for _ in range(2):
+        stepped.clear()
+        jobs, alone = make("mlp", counts, epochs=1), make("mlp", counts, epochs=1)
+        fit_together(jobs)
+        with cuda_graphs.conditions("eager"):
+            for job in alone:
+                job.alone()
+        assert distance(jobs, alone) < 1e-10
+    by_hand = [5] * 2 + [4] * 2 + [3] * 1 + [2] * 1 + [1] * 4
+    assert stepped == by_hand
+    assert len(replays) == 5
+
+
+def test_few_steps_that_are_left_are_not_recorded_for(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """Less than WORTH_IT of them go on with the recording that is there."""
+    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
+    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
+    fit_together(make("mlp", [28, 28, 28, 20], epochs=1))
+    assert len(replays) == 1
+    fit_together(make("mlp", [32, 32, 32, 20], epochs=1))
+    assert len(replays) == 2 + 1, "more rows than before, and three steps after the fourth model's last"
+
+
+def test_recordings_of_one_training_share_their_memory(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """Two trainings never share it: they may run at the same time."""
+    pools: list[object] = []
+    capture = cuda_graphs._capture
+
+    def noted(step: Callable[[], cuda_graphs.Outputs]) -> Any:
+        pools.append(cuda_graphs._now.pool)
+        return capture(step)
+
+    monkeypatch.setattr(cuda_graphs, "_capture", noted)
+    monkeypatch.setattr(kept_steps, "new_pool", lambda device: object())
+    fit_together(make("mlp", [8, 8, 8, 40]))
+    fit_together(make("mlp@0.5", [8, 8, 8, 40]))
+    first, again, other, last = pools
+    assert first is again is not None
+    assert other is last is not first
+    assert cuda_graphs._now.pool is None
+
+
+def test_what_recordings_hold_is_counted_while_they_live(replays: list[int]) -> None:
+    assert kept_steps.held() == 0
+    fit_together(make("mlp", [12, 12]))
+    fit_together(make("mlp@0.5", [12, 12]))
+    for steps, grown in zip(kept_steps._kept, (30, 4), strict=True):
+        steps.grown = grown
+    assert kept_steps.held() == sum(of() for of in cuda_graphs.holders) == 34
+    taken = kept_steps._kept.pop()
+    assert kept_steps.held() == 34, "one of them is being used"
+    del taken, steps
+    kept_steps.forget()
+    gc.collect()
+    assert kept_steps.held() == 0
