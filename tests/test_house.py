@@ -361,6 +361,7 @@ FILLED_IN = {
     "fedaudit/runtime/meter.py": {"Away", "Span"},
     "fedaudit/runtime/sums.py": {"Summing"},
     "fedaudit/runtime/utility.py": {"Known"},
+    "fedaudit/training/stacked/kept_steps.py": {"KeptSteps"},
     "fedaudit/suite/cell.py": {"Cell"},
     "fedaudit/suite/reproduce.py": {"Planned"},
     "fedaudit/suite/time_left.py": {"_Running"},
@@ -384,6 +385,7 @@ NEVER_EQUAL = {
     "fedaudit/flower/records.py": {"_Given"},
     "fedaudit/privacy/dpsgd_stack.py": {"PrivateJob"},
     "fedaudit/training/descent.py": {"Descent"},
+    "fedaudit/training/stacked/kept_steps.py": {"KeptSteps"},
     "fedaudit/training/stacked/stack.py": {"Job"},
     "methods/condensation/_folded.py": {"_Stage"},
 }

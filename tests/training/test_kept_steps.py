@@ -74,6 +74,27 @@ def test_steps_of_a_stack_that_has_shrunk_are_kept_too(replays: list[int]) -> No
         assert len(replays) == 2, "one of four models, and one of the model that goes on alone"
 
 
+def at_once(f: Any, x: torch.Tensor, y: torch.Tensor) -> bool:
+    return True
+
+
+def test_a_stack_that_has_moved_records_for_itself_alone(replays: list[int]) -> None:
+    """Models that end first but stand first leave copies of the others behind, which no later training has."""
+    ends = lambda i, m: {"until": at_once} if i < 2 else {}  # noqa: E731
+    for std in (0.1, 0.3):
+        jobs, alone = (make("mlp", [12] * 4, each=ends, epochs=6) for _ in range(2))
+        for job in (*jobs, *alone):
+            torch.manual_seed(int(10 * std))
+            for p in job.model.parameters():
+                torch.nn.init.normal_(p, std=std)
+        fit_together(jobs)
+        with cuda_graphs.conditions("eager"):
+            for job in alone:
+                job.alone()
+        assert distance(jobs, alone) < 1e-10
+    assert len(replays) == 3, "the whole stack's recording is kept"
+
+
 def ce_of(weight: float) -> Callable[..., torch.Tensor]:
     def weighted(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return weight * cross_entropy(f(x), y, reduction="none")
