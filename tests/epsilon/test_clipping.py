@@ -362,7 +362,8 @@ def audited(monkeypatch, tests, *, epsilon=1.5):
     policy = SimpleNamespace(epsilon=epsilon, delta_for=lambda n: 1 / n)
     release = SimpleNamespace(policy=policy, declared=SimpleNamespace(kind="logits"), where="Up.x", how=FakeHow())
     rows = [SimpleNamespace(n=n, by_kind=by, observers=seen) for n, by, seen in (
-        (40, {"logits": 2.0}, {"logits": ["client"]}), (10, {"logits": 3.0, "other": 1.0}, {"logits": ["all", "server"]}),
+        (40, {"logits": 2.0}, {"logits": ["client"]}),
+        (10, {"logits": 3.0, "other": 1.0}, {"logits": ["all", "server"]}),
         (90, {"other": 9.0}, {}),
     )]  # fmt: skip
     run = SimpleNamespace(record=SimpleNamespace(ledger=rows))
