@@ -9,8 +9,10 @@ import pytest
 import torch
 from protected import ALL, everything, once
 
-from fedaudit.epsilon.clipping import SLACK, FieldTest, audit_clipping, least_multiplier
+from fedaudit.epsilon import clipping
+from fedaudit.epsilon.clipping import SLACK, Broken, FieldTest, audit_clipping, least_multiplier
 from fedaudit.epsilon.joint_verdict import judged, told
+from fedaudit.errors import ContractError
 from fedaudit.privacy import sensitivity
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.mechanisms import additive
@@ -323,3 +325,196 @@ def test_gaussian_noise_is_for_as_many_releases_as_are_planned(policy, releases)
     enough, half = 8 * needed, 4 * needed
     assert noise_found(enough * 1.0001, normal=True, **policy) == [None]
     assert noise_found(half, normal=True, **policy) == [pytest.approx(2.0)]
+
+
+# --- whole functions, on clients and bounds of which no two are alike
+
+
+class FakeHow:
+    """A mechanism that says what it was asked."""
+
+    path = None
+
+    def claim(self, policy, ready):
+        return policy.epsilon + 0.25
+
+    def epsilon_at(self, ready, share, delta):
+        return 10 * share + delta
+
+
+def audited(monkeypatch, tests, *, epsilon=1.5):
+    """Return the audit of a field that as many clients released as there are tests: (bounds, ready) or an error."""
+    queue = iter(tests)
+
+    class FakeTest:
+        def __init__(self, run, release):
+            self.bounds = next(queue)
+
+        def all(self):
+            if isinstance(self.bounds, Exception):
+                raise self.bounds
+            yield from self.bounds
+
+        def ready(self):
+            return SimpleNamespace(delta=0.125)
+
+    monkeypatch.setattr(clipping, "FieldTest", FakeTest)
+    policy = SimpleNamespace(epsilon=epsilon, delta_for=lambda n: 1 / n)
+    release = SimpleNamespace(policy=policy, declared=SimpleNamespace(kind="logits"), where="Up.x", how=FakeHow())
+    rows = [SimpleNamespace(n=n, by_kind=by, observers=seen) for n, by, seen in (
+        (40, {"logits": 2.0}, {"logits": ["client"]}),
+        (10, {"logits": 3.0, "other": 1.0}, {"logits": ["all", "server"]}),
+        (90, {"other": 9.0}, {}),
+    )]  # fmt: skip
+    run = SimpleNamespace(record=SimpleNamespace(ledger=rows))
+    return clipping._audit_field(run, [release] * len(tests), 0.9)
+
+
+def test_a_fields_audit_tells_the_worst_of_all_clients_bounds(monkeypatch):
+    """Of each step the worst counts: three are broken of nine, by 2.5 at most, which leaves 1 / 2.5 of the noise."""
+    first = [(2, []), (3, [Broken("short", 1.5), Broken("long", 2.5)])]
+    second = [(1, [Broken("middle", 2.0)]), (3, [Broken("least", 1.25)])]
+    found = audited(monkeypatch, [first, second])
+    assert found.model_dump(include={"kind", "claim", "trials", "p_value", "confidence", "verdict", "test"}) == {
+        "kind": "logits", "claim": "Up.x, one release", "trials": 9, "p_value": 1e-15, "confidence": 0.9,
+        "verdict": "refuted", "test": "clipping",
+    }  # fmt: skip
+    assert found.how == "long; 3 of 9 bounds are broken"
+    assert found.threat == "whoever sees the release: all, server"
+    assert (found.claim_epsilon, found.ledger_epsilon, found.delta) == (1.75, 3.0, 0.1)
+    assert found.lower_bound == pytest.approx(10 / 2.5 + 0.125)
+
+
+def test_a_fields_audit_says_what_was_not_tried(monkeypatch):
+    fails = ContractError("cannot be made")
+    held = audited(monkeypatch, [[(2, []), (5, [])]])
+    assert (held.how, held.verdict, held.p_value, held.lower_bound, held.trials) == (
+        "7 bounds held", "not refuted", 1.0, 0.0, 7,
+    )  # fmt: skip
+    some = audited(monkeypatch, [[(2, [Broken("long", 2.5)])], fails])
+    assert some.how == "long; 1 of 2 bounds are broken; not tried on all clients: cannot be made"
+    assert (some.verdict, some.claim_epsilon, some.lower_bound) == ("refuted", 1.5, 0.0)
+    none = audited(monkeypatch, [fails, ContractError("nor this")], epsilon=None)
+    assert (none.verdict, none.trials, none.claim_epsilon) == ("not tried", 0, math.inf)
+    assert none.how == "0 bounds held; not tried on all clients: cannot be made"
+
+
+class Labelled(SimpleNamespace):
+    def __len__(self):
+        return len(self.y)
+
+
+def means_of(clip, labels=(1, 0, 1, 1, 2), d=3, C=2.0, power=2):
+    """Return what is found of class means whose rows are clipped by `clip`."""
+    field = of_field([torch.zeros(d)] * 3, C=C, power=power, depends="class")
+    y = torch.tensor(labels)
+
+    def class_means(rows, kind):
+        assert kind == "embeddings"
+        return {int(c): torch.stack([clip(row) for row in rows[y == c]]).mean(0) for c in y.unique()}
+
+    field.client, field.world = Labelled(y=y, class_means=class_means), SimpleNamespace(device="cpu")
+    return [(count, [(b.words, round(b.factor, 4)) for b in broken]) for count, broken in FieldTest._means(field)]
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_class_means_of_far_rows_are_held_against_c(power):
+    def clip(C):
+        return lambda row: row * min(1.0, C / float(torch.linalg.vector_norm(row, power)))
+
+    assert means_of(clip(2.0), power=power) == [(1, [])] * 6
+    found = means_of(clip(3.0), power=power)
+    assert [count for count, _ in found] == [1] * 6
+    words = [broken[0][0] if broken else "" for _, broken in found]
+    assert words[0] == "class means of random rows 10 C long (float32) leave 1.5 times as long as C"
+    assert words[1].startswith("class means of rows of one direction 10 C long (float32) leave 1.5")
+    assert words[2] == "one record moves a class mean by 1.5 times 2 C / N_c"
+    assert words[3:5] == ["", ""]
+    # A row of 0.1 C, turned and ten times as long, is C long: it moves the mean by 1.1 C / N_c, clipped or not.
+    assert words[5] == ""
+    unclipped = means_of(lambda row: row, power=power)
+    assert unclipped[2][1] == [("one record moves a class mean by 55 times 2 C / N_c", 55.0)]  # (10 + 100) C / 2 C
+    assert means_of(lambda row: row, C=None) == []
+
+
+def test_a_record_that_moves_a_mean_by_just_what_it_may_is_no_fault():
+    ends = means_of(lambda row: row / row.norm() * 2.0 * (1 + 5e-5))
+    assert [broken for _, broken in ends][2] == []
+    beyond = means_of(lambda row: row / row.norm() * 2.0 * 1.001)
+    assert beyond[2][1] == [("one record moves a class mean by 1.001 times 2 C / N_c", 1.001)]
+
+
+def test_counts_that_are_released_are_told_by_name():
+    for kind, wrong in (("label_counts", {0.5: 0, -1.0: 0, 8.0: 0}), ("statistics", {0.5: 0, -1.0: 0})):
+        seen = []
+
+        def prepared(leaves, seen=seen):
+            seen.append([leaf.tolist() for leaf in leaves])
+            if leaves[0].view(-1)[0] == -1:
+                raise ContractError("negative")
+
+        field = of_field([torch.zeros(2, 2), torch.zeros(3)], kind=kind, n=7, _prepared=prepared)
+        found = list(FieldTest._counts(field))
+        assert seen == [[[[value, 0.0], [0.0, 0.0]], [0.0, 0.0, 0.0]] for value in wrong]
+        assert [count for count, _ in found] == [1] * len(wrong)
+        names = [broken[0].words.split(" are released")[0] if broken else "" for _, broken in found]
+        wanted = ["counts of half a record", "", "counts of one more than there are"]
+        assert names == wanted[: len(wrong)]
+        assert found[0][1][0].factor == 2.0
+
+
+def test_rows_are_tried_in_every_format_and_as_released():
+    """Two values in four formats, and as released where noise is added that can be drawn twice."""
+
+    def rows(dtype="float32", secure=False, sensitivity="analytic"):
+        asked = []
+
+        def bounded(name, leaves, dtype, path=False):
+            asked.append((name, [leaf.tolist() for leaf in leaves], leaves[0].dtype, dtype, path))
+            return [asked[-1][0]]
+
+        field = of_field(
+            [], _values=lambda: iter([("a", [torch.tensor([1.5])]), ("b", [torch.tensor([2.5])])]), _bounded=bounded,
+            _before=lambda leaves: [2 * leaf for leaf in leaves], _added=lambda value: [3 * leaf for leaf in value],
+        )  # fmt: skip
+        field.release.policy = SimpleNamespace(secure=secure, sensitivity=sensitivity)
+        field.release.declared.dtype = dtype
+        assert list(FieldTest._rows(field)) == [(1, [row[0]]) for row in asked]
+        return asked
+
+    asked, formats = rows(), (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+    one = [("a", [[3.0]], torch.float64, dtype, False) for dtype in formats]
+    assert asked[:4] == one
+    assert asked[4] == ("a, as released", [[4.5]], torch.float32, torch.float32, True)
+    assert [name for name, *_ in asked[5:]] == ["b"] * 4 + ["b, as released"]
+    assert len(rows("uint8")) == len(rows(secure=True)) == len(rows(sensitivity="random bits")) == 8
+
+
+def test_values_of_both_signs_alternate_by_row():
+    made = dict(FieldTest._values(of_field([torch.zeros(4, 2), torch.zeros(3)])))
+    again = of_field([torch.zeros(4, 2), torch.zeros(3)])
+    plain = [FieldTest._long(again, torch.zeros(4, 2), 1.0) for _ in range(1)]
+    for _ in range(2):
+        FieldTest._long(again, torch.zeros(3), 1.0), FieldTest._long(again, torch.zeros(4, 2), 1.0)
+    FieldTest._long(again, torch.zeros(3), 1.0)
+    rows, numbers = (FieldTest._long(again, torch.zeros(shape), 30.0) for shape in ((4, 2), (3,)))
+    sign = torch.tensor([-1.0, 1.0, -1.0, 1.0])
+    torch.testing.assert_close(made["rows of both signs"][0], rows * sign[:, None])
+    torch.testing.assert_close(made["rows of both signs"][1], numbers * sign[:3])
+    assert plain[0].norm(dim=1).tolist() == pytest.approx([1.0] * 4)
+    assert made["one coordinate of each row"][0].tolist() == [[0.0, -30.0]] * 4
+    assert made["one coordinate of each row"][1].tolist() == [0.0, 0.0, -30.0]
+    free = dict(FieldTest._values(of_field([torch.zeros(2, 2)], C=None)))
+    assert free["rows 10 C long"][0].norm(dim=1).tolist() == pytest.approx([10.0] * 2)
+
+
+def test_pixels_are_held_against_their_range_and_rows_against_c():
+    pixels = of_field([], depends="range", C=5.0)
+    (broken,) = FieldTest._bounded(pixels, "images", [torch.tensor([[0.5, -1.25]]).double()], torch.float32)
+    assert broken.factor == 1.25
+    numbers = [torch.tensor([3.0, -4.0, 12.0]).double()]  # one row of three numbers: 13 long, 19 in L1
+    for power, factor in ((2, 13 / 3), (1, 19 / 3)):
+        (broken,) = FieldTest._bounded(of_field([], power=power), "row", numbers, torch.float64)
+        assert broken.factor == pytest.approx(factor)
+    (broken,) = FieldTest._bounded(of_field([], C=None), "row", numbers, torch.float64)
+    assert broken.factor == pytest.approx(13.0)

@@ -7,9 +7,9 @@ import math
 
 import numpy as np
 import pytest
-from scipy.stats import binom
+from scipy.stats import beta, binom
 
-from fedaudit.epsilon.exact_counts import claim_p, excess_p
+from fedaudit.epsilon.exact_counts import _least_counts, _score, claim_p, excess_p
 from fedaudit.epsilon.lower_bounds import box_epsilon, from_scores, from_scores_exactly
 
 
@@ -85,3 +85,53 @@ def test_the_score_by_hand():
     # All were: the rate ends at (1 - 0.1) / 2, where the larger one is 1.
     found = _score(np.array([10.0]), np.array([20.0]), 10, 20, 2.0, 0.1)[0]
     assert found == pytest.approx(-1.1 / math.sqrt(4 * 0.45 * 0.55 / 20))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "n1", "n0", "epsilon", "delta"),
+    [(14, 2, 17, 23, 0.7, 0.02), (9, 0, 11, 30, 1.5, 0.1), (17, 5, 17, 23, 0.3, 0.0), (6, 1, 19, 13, 0.1, 0.01)],
+)
+def test_an_excess_of_unequal_classes_is_the_sum_over_all_pairs(x, y, n1, n0, epsilon, delta):
+    """All pairs with at least that score, at the worst rate that lies where y of n0 allows it."""
+    ratio = math.exp(epsilon)
+
+    def score(a: int, b: int) -> float:
+        rate = min(max(a + b - n1 * delta, 0.5) / (n1 * ratio + n0), (1 - delta) / ratio)
+        larger = min(ratio * rate + delta, 1.0)
+        deviation = math.sqrt(larger * (1 - larger) / n1 + ratio**2 * rate * (1 - rate) / n0)
+        return (a / n1 - ratio * b / n0 - delta) / deviation
+
+    pairs = [(a, b) for a in range(n1 + 1) for b in range(n0 + 1) if score(a, b) >= score(x, y) - 1e-11]
+    low, high = beta.ppf(5e-10, y, n0 - y + 1) if y else 0.0, beta.ppf(1 - 5e-10, y + 1, n0 - y)
+    rates = (
+        np.sin(np.linspace(math.asin(math.sqrt(low)), math.asin(math.sqrt(min(high, (1 - delta) / ratio))), 96)) ** 2
+    )
+    total = sum(binom.pmf(a, n1, np.minimum(ratio * rates + delta, 1)) * binom.pmf(b, n0, rates) for a, b in pairs)
+    wanted = float(total.max()) + 1e-9
+    assert excess_p(x, y, n1, n0, epsilon, delta) == pytest.approx(wanted, rel=1e-6)
+    assert excess_p(0, y, n1, n0, epsilon, delta) == 1.0
+    both = excess_p(x, y, n1, n0, epsilon, delta), excess_p(n0 - y, n1 - x, n0, n1, epsilon, delta)
+    assert claim_p(x, y, n1, n0, epsilon, delta) == pytest.approx(min(1.0, 2 * min(both)))
+
+
+def test_many_records_are_summed_up_only_where_they_lie():
+    """Of 1,200 non-members those counts are looked at that lie within nine deviations: nothing is lost."""
+    n1, n0, epsilon, delta, x, y = 200, 1200, 0.5, 1e-3, 80, 200
+    ratio, edge = math.exp(epsilon), _score(np.array([80.0]), np.array([200.0]), n1, n0, math.exp(epsilon), delta)[0]
+    least = []
+    for b in range(n0 + 1):
+        scores = _score(np.arange(n1 + 1.0), np.full(n1 + 1, float(b)), n1, n0, ratio, delta)
+        least.append(int(np.argmax(scores >= edge - 1e-11)) if (scores >= edge - 1e-11).any() else n1 + 1)
+    low, high = beta.ppf(5e-10, y, n0 - y + 1), beta.ppf(1 - 5e-10, y + 1, n0 - y)
+    rates = np.sin(np.linspace(math.asin(math.sqrt(low)), math.asin(math.sqrt(high)), 96)) ** 2
+    found = _least_counts(np.arange(n0 + 1.0), edge, n1, n0, ratio, delta)
+    assert found.tolist() == least
+    b = np.arange(n0 + 1)
+    total = [(binom.pmf(b, n0, r) * binom.sf(np.array(least) - 1, n1, ratio * r + delta)).sum() for r in rates]
+    assert excess_p(x, y, n1, n0, epsilon, delta) == pytest.approx(max(total) + 1e-9, rel=1e-6)
+
+
+def test_a_claim_that_allows_every_count_is_not_refuted():
+    """e^epsilon FPR + delta reaches 1 below every rate that 20 of 25 allows."""
+    assert excess_p(20, 20, 20, 25, 3.0, 0.01) == 1.0
+    assert claim_p(20, 1, 20, 25, 400.0, 0.01) == 1.0

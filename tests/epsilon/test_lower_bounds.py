@@ -9,13 +9,14 @@ import time
 
 import numpy as np
 import pytest
-from scipy.optimize import linprog
-from scipy.stats import binom, binomtest, norm
+from scipy.optimize import brentq, linprog
+from scipy.stats import beta, binom, binomtest, nct, norm
 
 from fedaudit.epsilon import lower_bounds as eps
+from fedaudit.epsilon.exact_counts import claim_p
 from fedaudit.epsilon.lower_bounds import _fdp_refutes, from_counts, from_scores
 from fedaudit.errors import ContractError, SettingError
-from fedaudit.privacy.calibration import gaussian_epsilon
+from fedaudit.privacy.calibration import gaussian_delta, gaussian_epsilon
 from fedaudit.significance import LEVEL
 from fedaudit.stats import cp_lower, cp_upper
 
@@ -514,3 +515,312 @@ def test_one_right_guess_of_a_fair_coin_by_hand(tau, refutes):
 
 def test_no_right_guess_refutes_nothing():
     assert not _fdp_refutes(0.0, 1e-9, 5, 5, 0)
+
+
+# --- whole functions, on examples in which everything differs, against code of the test's own
+
+
+def clopper_pearson(k: int, n: int, alpha: float) -> tuple[float, float]:
+    """Return the lower and the upper limit of a rate, by quantiles of the beta distribution."""
+    return (beta.ppf(alpha, k, n - k + 1) if k else 0.0), (beta.ppf(1 - alpha, k + 1, n - k) if k < n else 1.0)
+
+
+def boxed(tp: int, fp: int, n1: int, n0: int, delta: float, alpha: float) -> float:
+    """Return the epsilon that one threshold's counts refute at most, with alpha / 2 for either rate."""
+    tpr, fpr = clopper_pearson(tp, n1, alpha / 2)[0], clopper_pearson(fp, n0, alpha / 2)[1]
+    found = [-math.inf]
+    if tpr > delta:
+        found.append(math.log((tpr - delta) / fpr))
+    if 1 - fpr > delta:
+        found.append(math.log((1 - fpr - delta) / (1 - tpr)))
+    return max(found)
+
+
+def ranks_of(n: int) -> list[int]:
+    """Return 0, 1, 3, 7, ... below n / 2, and the quarter, three eighths and the half."""
+    powers = [0]
+    while 2 * powers[-1] + 1 < 2 ** (n.bit_length() - 2):
+        powers.append(2 * powers[-1] + 1)
+    return sorted({*powers, n // 4, 3 * n // 8, n // 2})
+
+
+def uneven_scores() -> tuple[np.ndarray, np.ndarray]:
+    """Return 61 members and 97 others in mixed order, with a tie of both classes."""
+    rng = np.random.default_rng(4)
+    scores = np.concatenate([rng.normal(1.7, 1.0, 61), rng.normal(0.0, 1.3, 97)]).round(1)
+    order = rng.permutation(158)
+    return scores[order], (np.arange(158) < 61)[order]
+
+
+def family_of(inside: list[float], outside: list[float], ranks1: list[int], ranks0: list[int]) -> list[tuple]:
+    """Return each threshold with its rule, and what it counts: its own class by rank, the other one by looking."""
+    found = []
+    for k in ranks0:
+        t = sorted(outside, reverse=True)[k]
+        found.append((t, "score > threshold", sum(s > t for s in inside), k))
+    for k in ranks1:
+        t = sorted(inside)[k]
+        found.append((t, "score >= threshold", len(inside) - k, sum(s >= t for s in outside)))
+    return found
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.8])
+def test_the_bound_of_uneven_scores_is_that_of_a_loop_over_its_thresholds(confidence):
+    scores, member = uneven_scores()
+    inside, outside = scores[member].tolist(), scores[~member].tolist()
+    family = family_of(inside, outside, ranks_of(61), ranks_of(97))
+    each = [boxed(tp, fp, 61, 97, 0.01, (1 - confidence) / len(family)) for _, _, tp, fp in family]
+    at = int(np.argmax(each))
+    t, rule, tp, fp = family[at]
+    found = from_scores(scores, member, 0.01, confidence)
+    assert found.epsilon == pytest.approx(each[at], rel=1e-9)
+    assert found.epsilon > 0.3
+    assert found.detail == {"threshold": t, "rule": rule, "tp": tp, "fn": 61 - tp, "fp": fp, "tn": 97 - fp}
+    assert (found.trials, found.confidence, found.delta) == (158, confidence, 0.01)
+    assert found.method == f"Clopper-Pearson over {len(family)} thresholds at fixed ranks, Bonferroni"
+    p = found.p_value(0.2)
+    worst = max(boxed(tp, fp, 61, 97, 0.01, p / len(family)) for _, _, tp, fp in family)
+    assert worst == pytest.approx(0.2, rel=1e-6)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 61, 97, 128])
+def test_the_ranks_of_thresholds_depend_on_the_number_alone(n):
+    assert eps._ranks(n).tolist() == ranks_of(n)
+
+
+@pytest.mark.parametrize("seed", [3, 5])
+def test_a_split_chooses_on_a_fifth_and_bounds_on_the_rest(seed):
+    scores, member = uneven_scores()
+    inside, outside = np.sort(scores[member]), np.sort(scores[~member])
+    rng = np.random.default_rng(seed)
+    order1, order0 = rng.permutation(61), rng.permutation(97)
+    chosen1, chosen0 = sorted(inside[order1[:12]]), sorted(outside[order0[:19]])
+    rest1, rest0 = inside[order1[12:]], outside[order0[19:]]
+    thresholds = [(t, True) for t in reversed(chosen0)] + [(t, False) for t in chosen1]
+    counted = [[sum(s > t if strict else s >= t for s in of) for of in (chosen1, chosen0)] for t, strict in thresholds]
+    pilot = [boxed(tp, fp, 12, 19, 0.02, 0.1) for tp, fp in counted]
+    t, strict = thresholds[int(np.argmax(np.round(pilot, 12)))]
+    tp, fp = (int(sum(s > t if strict else s >= t for s in of)) for of in (rest1, rest0))
+    found = from_scores(scores, member, 0.02, 0.9, "split", seed)
+    rule = "score > threshold" if strict else "score >= threshold"
+    assert found.detail == {"threshold": t, "rule": rule, "tp": tp, "fn": 49 - tp, "fp": fp, "tn": 78 - fp}
+    assert found.epsilon == pytest.approx(max(0.0, boxed(tp, fp, 49, 78, 0.02, 0.1)), rel=1e-9)
+    assert found.trials == 127
+    assert f"(seed {seed})" in found.method
+    assert from_scores(scores, member, 0.02, correction="split") == from_scores(
+        scores, member, 0.02, 0.95, "split", seed=0
+    )
+    assert from_scores([0.0, 0.5, 2.0, 3.0], [0, 0, 1, 1], 0.02, correction="split").trials == 2
+
+
+def test_the_exact_bound_is_the_best_of_three_thresholds():
+    scores, member = uneven_scores()
+    inside, outside = scores[member].tolist(), scores[~member].tolist()
+    family = family_of(inside, outside, ranks_of(61), ranks_of(97))
+    alpha = 0.1 / len(family)
+    boxes = [boxed(tp, fp, 61, 97, 0.01, alpha) for _, _, tp, fp in family]
+    best = sorted(range(len(family)), key=lambda i: -boxes[i])[:3]
+    found = eps.from_scores_exactly(scores, member, 0.01, 0.9)
+    edges = {}
+    for i in best:
+        _, _, tp, fp = family[i]
+        edges[i] = brentq(lambda e, tp=tp, fp=fp: claim_p(tp, fp, 61, 97, e, 0.01) - alpha, 0.0, 6.0, xtol=1e-6)
+    at = max(edges, key=lambda i: edges[i])
+    assert len({round(edge, 3) for edge in edges.values()}) == 3
+    assert found.epsilon == pytest.approx(edges[at], rel=3e-4)
+    t, _, tp, fp = family[at]
+    assert found.detail == {"threshold": t, "tp": tp, "fn": 61 - tp, "fp": fp, "tn": 97 - fp}
+    assert (found.trials, found.delta, found.confidence) == (158, 0.01, 0.9)
+    assert found.method == f"exact test of both counts, at 3 of {len(family)} thresholds at fixed ranks, Bonferroni"
+    each = [claim_p(family[i][2], family[i][3], 61, 97, 0.9, 0.01) for i in best]
+    assert found.p_value(0.9) == pytest.approx(len(family) * min(each), rel=1e-9)
+    assert found.p_value(20.0) == 1.0
+
+
+def test_a_bound_from_counts_says_all_that_it_was_given():
+    found = eps.from_counts(41, 9, 13, 70, 0.03, 0.9)
+    assert found.epsilon == pytest.approx(boxed(41, 13, 50, 83, 0.03, 0.1), rel=1e-9)
+    assert found.detail == {"tp": 41, "fn": 9, "fp": 13, "tn": 70}
+    assert (found.trials, found.delta, found.confidence) == (133, 0.03, 0.9)
+    assert eps.from_counts(41, 9, 13, 70, 0.03).epsilon == pytest.approx(boxed(41, 13, 50, 83, 0.03, 0.05), rel=1e-9)
+    p = found.p_value(0.4)
+    assert boxed(41, 13, 50, 83, 0.03, p) == pytest.approx(0.4, rel=1e-6)
+    with pytest.raises(ContractError, match="bound no epsilon"):
+        eps.from_counts(3, 2, 0, 0, 0.1)
+    assert eps.from_counts(0, 3, 0, 2, 0.1).trials == 5
+    assert eps.from_counts(3, 0, 2, 0, 0.1).trials == 5
+
+
+def test_a_gaussian_bound_from_counts_by_hand():
+    found = eps.gdp_from_counts(41, 9, 13, 70, 0.03, 0.9)
+    tpr, fpr = clopper_pearson(41, 50, 0.05)[0], clopper_pearson(13, 83, 0.05)[1]
+    mu = norm.ppf(tpr) - norm.ppf(fpr)
+    assert found.detail == {"tp": 41, "fn": 9, "fp": 13, "tn": 70, "mu": pytest.approx(mu, rel=1e-9)}
+    assert found.epsilon == pytest.approx(gaussian_epsilon(mu, 0.03), rel=1e-9)
+    assert (found.trials, found.delta, found.confidence) == (133, 0.03, 0.9)
+    claimed = brentq(lambda mu: gaussian_delta(0.4, mu) - 0.03, 1e-3, 5, xtol=1e-13)
+    p = brentq(
+        lambda a: norm.ppf(clopper_pearson(41, 50, a / 2)[0]) - norm.ppf(clopper_pearson(13, 83, a / 2)[1]) - claimed,
+        1e-12, 1.0, xtol=1e-16,
+    )  # fmt: skip
+    assert found.p_value(0.4) == pytest.approx(p, rel=1e-6)
+    assert eps.gdp_from_counts(5, 5, 5, 5, 0.03).detail["mu"] == 0.0
+    assert eps.gdp_from_counts(0, 3, 0, 2, 0.1).trials == 5
+    with pytest.raises(ContractError, match="bound no epsilon"):
+        eps.gdp_from_counts(3, 2, 0, 0, 0.1)
+    with pytest.raises(ContractError, match="bound no epsilon"):
+        eps.gdp_from_counts(0, 0, 3, 2, 0.1)
+
+
+@pytest.mark.parametrize(("n1", "n0", "confidence"), [(17, 29, 0.9), (71, 113, 0.99)])
+def test_a_shift_of_unequal_classes_by_the_noncentral_t(n1, n0, confidence):
+    """The mu at which 1.02 P[t is as large] is the level, by scipy; 71 and 113 go by the integral."""
+    rng = np.random.default_rng(2)
+    inside, outside = rng.normal(3.5, 2.0, n1), rng.normal(0.5, 2.5, n0)
+    found = eps.gdp_mean_shift(np.concatenate([outside, inside]), np.arange(n1 + n0) >= n0, 0.02, confidence)
+    pooled = ((n1 - 1) * inside.var(ddof=1) + (n0 - 1) * outside.var(ddof=1)) / (n1 + n0 - 2)
+    shift = (inside.mean() - outside.mean()) / math.sqrt(pooled)
+    root = math.sqrt(n1 * n0 / (n1 + n0))
+    p_of = lambda mu: 1.02 * float(nct.sf(shift * root, n1 + n0 - 2, mu * root))  # noqa: E731
+    mu = brentq(lambda mu: p_of(mu) - (1 - confidence), 0.0, shift, xtol=1e-12)
+    wanted = {"mu": pytest.approx(mu, rel=1e-6), "shift": pytest.approx(shift), "members": n1, "nonmembers": n0}
+    assert found.detail == wanted
+    assert found.epsilon == pytest.approx(gaussian_epsilon(mu, 0.02), rel=1e-6)
+    assert (found.trials, found.delta, found.confidence) == (n1 + n0, 0.02, confidence)
+    claimed = brentq(lambda mu: gaussian_delta(0.6, mu) - 0.02, 1e-3, 5, xtol=1e-13)
+    assert found.p_value(0.6) == pytest.approx(p_of(claimed), rel=1e-5)
+    assert eps.gdp_mean_shift([0.0, 1.0, 5.0, 6.5], [0, 0, 1, 1], 0.02).trials == 4
+
+
+def test_the_spread_of_two_samples_is_their_common_one():
+    inside, outside = np.array([4.0, 6.0, 11.0]), np.array([1.0, 2.0, 2.0, 3.0, 7.0])
+    shift, deviation = eps._shift_of(inside, outside)
+    assert shift == pytest.approx(4.0)
+    assert deviation == pytest.approx(math.sqrt((26 + 22) / 6))  # squares about 7 and about 3, of 8 - 2 degrees
+    assert eps._shift_of(np.array([3.0, 3.0]), np.array([1.0, 1.0])) == (2.0, 2e-12)
+    assert eps._shift_of(np.array([0.0, 0.0]), np.array([0.0, 0.0])) == (0.0, np.finfo(float).tiny)
+
+
+def test_edges_and_levels_are_found_where_they_are():
+    assert eps._edge(lambda x: x < 5.3) == pytest.approx(5.3, rel=1e-11)
+    assert eps._edge(lambda x: x < 0.01) == pytest.approx(0.01, rel=1e-11)
+    assert eps._edge(lambda x: False) == 0.0
+    coarse = eps._edge(lambda x: x < 5.3, 0.1)
+    assert 5.3 * 0.9 < coarse < 5.3
+    assert coarse != pytest.approx(5.3, rel=1e-6)
+    for level in (0.4, 0.0123, 3e-14):
+        found = eps._least_level(lambda a, level=level: a >= level)
+        assert found >= level
+        assert found == pytest.approx(level, rel=2e-9)
+    assert eps._least_level(lambda a: a >= 1) == pytest.approx(1.0, rel=2e-9)
+    assert eps._least_level(lambda a: a > 1) == 1.0
+    assert eps._least_level(lambda a: True) == pytest.approx(1e-15, rel=1e-8)
+
+
+def test_a_p_value_is_kept_between_the_smallest_and_one():
+    for p, wanted in ((3.0, 1.0), (0.25, 0.25), (1e-40, 1e-15)):
+        bound = eps.Bound(1.5, 0.1, 0.9, 7, "m", "a", {"b": 1}, lambda e, p=p: p)
+        assert bound.p_value(0.0) == wanted
+    assert bound == eps.Bound(1.5, 0.1, 0.9, 7, "m", "a", {"b": 1}, math.exp)
+    assert "_p" not in repr(bound)
+    kept = bound.against(0.5)
+    assert vars(kept) == {
+        "claim": 0.5, "delta": 0.1, "lower_bound": 1.5, "confidence": 0.9, "trials": 7, "method": "m", "assumes": "a",
+        "p_value": 1e-15, "verdict": "refuted",
+    }  # fmt: skip
+    assert bound.as_dict() == {
+        "epsilon": 1.5, "delta": 0.1, "confidence": 0.9, "trials": 7, "method": "m", "assumes": "a", "detail": {"b": 1},
+    }  # fmt: skip
+
+
+def test_ceilings_of_an_odd_number_of_trials():
+    """Half of them are of either class, rounded up for members; the confidence is what was asked for."""
+    assert eps.ceiling(eps.from_counts, 41, 0.01, 0.9) == eps.from_counts(21, 0, 0, 20, 0.01, 0.9).epsilon
+    assert eps.ceiling(eps.gdp_from_counts, 41, 0.01, 0.9) == eps.gdp_from_counts(21, 0, 0, 20, 0.01, 0.9).epsilon
+    wanted = from_scores([1.0] * 21 + [0.0] * 20, [1] * 21 + [0] * 20, 0.01, 0.9, "split", 5).epsilon
+    assert eps.ceiling(from_scores, 41, 0.01, 0.9, correction="split", seed=5) == wanted > 0
+    for bound in (eps.one_run_steinke, eps.one_run_fdp):
+        assert eps.ceiling(bound, 41, 0.01, 0.9, steps=2) == bound(41, 41, 41, 0.01, 0.9, 2).epsilon > 0
+        assert eps.ceiling(bound, 41, 0.01, 0.9, guesses=30) == bound(41, 30, 30, 0.01, 0.9).epsilon > 0
+
+
+def test_the_promise_so_many_neighbours_apart():
+    epsilon, delta = eps._group(0.7, 1e-3, 3)
+    assert epsilon == pytest.approx(2.1)
+    assert delta == pytest.approx(1e-3 * (1 + math.exp(0.7) + math.exp(1.4)))
+    assert eps._group(0.7, 1e-3, 1) == (0.7, 1e-3)
+    assert eps._group(800.0, 1e-3, 2) == (1600.0, 1.0)
+
+
+@pytest.mark.parametrize("bound", [eps.one_run_steinke, eps.one_run_fdp])
+def test_a_bound_of_one_run_says_all_that_it_was_given(bound):
+    found = bound(90, 60, 52, 1e-3, 0.9, 2)
+    detail = {name: value for name, value in found.detail.items() if name != "mu"}
+    assert detail == {"canaries": 90, "guesses": 60, "correct": 52, "steps": 2}
+    assert (found.trials, found.delta, found.confidence) == (90, 1e-3, 0.9)
+    assert found.p_value(found.epsilon) == pytest.approx(0.1, rel=1e-6)
+    assert bound(90, 60, 52, 1e-3, steps=2).epsilon == bound(90, 60, 52, 1e-3, 0.95, 2).epsilon < found.epsilon
+    assert bound(90, 60, 52, 1e-3, 0.9).epsilon == bound(90, 60, 52, 1e-3, 0.9, 1).epsilon > found.epsilon
+
+
+def test_a_long_search_for_the_worst_term_equals_the_theorem():
+    """Of 1,500 guesses 1,300 are right: the largest of P[v > W >= v - i] / i lies far beyond the first 256 terms."""
+    m, r, v, delta, epsilon = 2000, 1500, 1300, 2e-4, 0.2
+    mass = binom.pmf(np.arange(r + 1), r, 1 / (1 + math.exp(-epsilon)))
+    each = [mass[max(v - i, 0) : v].sum() / i for i in range(1, m + 1)]
+    assert int(np.argmax(each)) > 256
+    p = mass[v:].sum() + 2 * m * delta * max(each)
+    assert eps._steinke_p(epsilon, m, r, v, delta) == pytest.approx(min(1.0, p), rel=1e-9)
+
+
+def test_the_fewest_guesses_that_refute_by_trying_all():
+    for mu, right in ((0.3, 1.0), (0.3, 0.9), (0.1, 0.85)):
+        tried = [r for r in range(61) if _fdp_refutes(mu, 0.01, 60, r, math.floor(right * r))]
+        below = [r for r in range(1, 61) if r not in tried]
+        assert tried
+        found = eps.enough_guesses(60, mu, 0.01, right)
+        assert found in tried
+        assert found - 1 in below
+    assert eps.enough_guesses(60, 3.0, 0.01, 0.6) is None
+
+
+def test_the_likely_numbers_of_right_guesses_by_quantiles():
+    """Scores are N(+-mu / 2, 1): so many as are guessed are larger than a size, of which the surest ones are right."""
+    canaries, made, mu, parts = 80, 30, 1.3, 5
+    size = brentq(lambda s: norm.sf(s - mu / 2) + norm.sf(s + mu / 2) - made / canaries, 0, 10, xtol=1e-14)
+    right = norm.cdf(mu / 2 - size) / (norm.cdf(mu / 2 - size) + norm.cdf(-mu / 2 - size))
+    wanted = [int(binom.ppf(share, made, right)) for share in (0.1, 0.3, 0.5, 0.7, 0.9)]
+    assert len(set(wanted)) == 5
+    assert eps._likely_rights(canaries, made, mu, parts) == wanted
+    mean = np.mean([eps.one_run_fdp(canaries, made, v, 0.01, 0.9, 2).epsilon for v in
+                    eps._likely_rights(canaries, made, 2 * eps._mu_of(2.5, 0.01), 15)])  # fmt: skip
+    assert eps._mean_bound(canaries, made, 2.5, 0.01, 0.9, 2) == pytest.approx(mean, rel=0.02)
+    assert mean > 0.2
+
+
+@pytest.mark.parametrize(("canaries", "parts"), [(300, 15), (301, 7), (3000, 7), (3001, 1)])
+def test_the_more_canaries_the_fewer_numbers_are_tried(canaries, parts, monkeypatch):
+    asked = []
+    monkeypatch.setattr(eps, "_likely_rights", lambda m, r, mu, parts: asked.append((m, r, mu, parts)) or [3])
+    eps._mean_bound(canaries, 5, 2.0, 0.01, 0.95, 2)
+    assert asked == [(canaries, 5, pytest.approx(2 * eps._mu_of(2.0, 0.01)), parts)]
+
+
+@pytest.mark.parametrize(("claim", "steps"), [(0.5, 1), (2.0, 1), (6.0, 1), (0.5, 2), (0.01, 1), (math.inf, 1)])
+def test_the_number_of_guesses_by_trying_all_shares(claim, steps):
+    """The largest mean bound among those numbers that could refute the claim, unless that costs a tenth of it."""
+    canaries, delta, confidence = 45, 0.01, 0.9
+    held = {0.01: 0.1, math.inf: 4.0}.get(claim, claim)
+    mu, truth = steps * eps._mu_of(held, delta), max(1.0, held)
+    shares = (1.0, 0.7, 0.5, 0.42, 0.35, 0.25, 0.18, 0.13, 0.09, 0.065, 0.045, 0.03, 0.02)
+    enough = {right: eps.enough_guesses(canaries, mu, 0.001, right) for right in (0.9, 1.0)}
+    tried = sorted({math.ceil(s * canaries) for s in shares} | {n for n in enough.values() if n})
+    means = {made: eps._mean_bound(canaries, made, truth, delta, confidence, steps) for made in tried}
+    most = max(means.values())
+    floor = 0.9 * most if most >= 0.2 * truth else 0.0
+    fits = [
+        [made for made in tried if enough[right] and made >= enough[right] and means[made] >= floor]
+        for right in (0.9, 1.0)
+    ]
+    found = max(fits[0] or fits[1] or tried, key=lambda made: means[made])
+    assert eps.best_guesses(canaries, claim, delta, confidence, steps) == found

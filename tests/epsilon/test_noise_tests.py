@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import special, stats
 
 from fedaudit.epsilon import noise_tests
-from fedaudit.epsilon.noise_tests import Finding, examine, residual
+from fedaudit.epsilon.noise_tests import Finding, Residual, examine, residual
 from fedaudit.epsilon.rounded_noise import RoundedScale
 from fedaudit.errors import ContractError
 
@@ -278,3 +280,266 @@ def test_numbers_that_lie_between_two_levels_and_arrive_next_to_them_are_bare():
 def test_one_rounded_release_is_enough_for_the_test_of_its_scale():
     made = residual(np.full(40, 0.5), np.zeros(40), 1.0, client=0, round=1, part="z", levels=np.arange(8) - 3.5)
     assert isinstance(noise_tests._scale_test([made]), RoundedScale)
+
+
+# --- all tests at once, on releases of which no two are alike, against code of the test's own
+
+
+def uneven() -> list[Residual]:
+    """Return releases of unequal clients, rounds, steps, parts and shapes; some numbers are far too small or shared."""
+    rng = np.random.default_rng(8)
+    shapes = [
+        (3, 1, "W", (4, 6), None), (5, 1, "W", (4, 6), None), (3, 2, "W", (4, 6), None), (5, 2, "b", (1, 7), 1),
+        (3, 2, "b", (1, 7), 2), (7, 2, "V", (3, 5), None), (7, 3, "V", (2, 5), None), (7, 3, "b", (1, 9), None),
+    ]  # fmt: skip
+    found = []
+    for client, t, part, shape, step in shapes:
+        z = rng.normal(0.2, 1.1, shape)
+        z[-1] *= 0.4 + 0.1 * client
+        found.append(Residual(client, t, part, z, rng.normal(0.5, 1.0, shape), step=step))
+    return found
+
+
+def two_sided(t: float) -> float:
+    return 2 * stats.norm.sf(abs(t))
+
+
+def scale_p(groups: dict[str, list[np.ndarray]]) -> tuple[float, str]:
+    """Return the least p of a chi-square, times their number, and where it is."""
+    every = {name: np.concatenate([z.ravel() for z in of]) for name, of in groups.items()}
+    each = {name: stats.chi2.cdf((z**2).sum(), len(z)) for name, z in every.items()}
+    worst = min(each, key=lambda name: each[name])
+    size = np.sqrt((every[worst] ** 2).mean())
+    return min(1.0, len(each) * each[worst]), f"{worst}: x {size:.3g}"
+
+
+def common_p(groups: list[np.ndarray]) -> float:
+    """Return the F test of common parts: each array's rows are draws of the same places."""
+    between = within = df1 = df2 = 0
+    for draws in groups:
+        if len(draws) > 1:
+            means = draws.mean(0)
+            between += len(draws) * (means**2).sum()
+            within += ((draws - means) ** 2).sum()
+            df1, df2 = df1 + draws.shape[1], df2 + draws.shape[1] * (len(draws) - 1)
+    return stats.f.sf((between / df1) / (within / df2), df1, df2)
+
+
+def grouped(residuals, key) -> dict:
+    found: dict = {}
+    for r in residuals:
+        found.setdefault(key(r), []).append(r.z)
+    return found
+
+
+def test_every_test_of_uneven_releases_by_hand():
+    residuals = uneven()
+    finding = examine(residuals, 0.9, exact=True, more=[noise_tests.Test("extra", 0.7)])
+    found = {test.name: test for test in finding.tests}
+    z = np.concatenate([r.z.ravel() for r in residuals])
+    clean = np.concatenate([r.clean.ravel() for r in residuals])
+    n, squares = len(z), (z**2).sum()
+    assert finding.numbers == n == 120
+    chi2 = stats.chi2(n)
+    wanted = {
+        "scale": chi2.cdf(squares), "excess": chi2.sf(squares), "mean": two_sided(z.sum() / np.sqrt(n)),
+        "signal": two_sided(z @ clean / np.linalg.norm(clean)), "extra": 0.7,
+    }  # fmt: skip
+    places = {
+        "client": lambda r: f"client {r.client}",
+        "part": lambda r: r.part,
+        "round": lambda r: f"client {r.client} in round {r.round}" + ("" if r.step is None else f", step {r.step}"),
+    }
+    worst = {}
+    for name, key in places.items():
+        wanted[name], worst[name] = scale_p(grouped(residuals, key))
+    rows = {}
+    for r in residuals:
+        for i, row in enumerate(r.z if len(r.z) > 1 else ()):
+            rows.setdefault((f"row {i} of {r.part} of client {r.client}", r.z.shape), []).append(row)
+    wanted["row"], where = scale_p({f"{place}|{shape}": of for (place, shape), of in rows.items()})
+    worst["row"] = where.partition("|")[0] + where[where.index(": x") :]
+    wanted["rows"] = common_p([r.z.T for r in residuals if len(r.z) > 1])
+    wanted["columns"] = common_p([r.z for r in residuals])
+    wanted["shared"] = common_p(
+        [np.stack([z.ravel() for z in of]) for of in grouped(residuals, lambda r: (r.part, r.z.shape)).values()]
+    )
+    pairs = {}
+    for i, a in enumerate(residuals):
+        for b in residuals[i + 1 :]:
+            m = min(a.z.size, b.z.size)
+            x, y = a.z.ravel()[:m], b.z.ravel()[:m]
+            ratio = ((x - y) ** 2).sum() / ((x + y) ** 2).sum()
+            pairs[id(a), id(b)] = 2 * stats.f.cdf(min(ratio, 1 / ratio), m, m), a, b
+    p, a, b = min(pairs.values(), key=lambda pair: pair[0])
+    wanted["reused"] = min(1.0, len(pairs) * p)
+    worst["reused"] = " and ".join(f"{r.part} of {places['round'](r)}" for r in (a, b))
+    for name, p in wanted.items():
+        assert found[name].p == pytest.approx(p, rel=1e-9), name
+    for name, where in worst.items():
+        assert found[name].worst == where, name
+    assert {"lags", "distribution", "waves", "along", "coordinate", "repeated", "bare", "grid", "shape"} <= set(found)
+    assert len(found) == len(finding.tests) == len(wanted) + 9
+    others = [test.p for name, test in found.items() if name != "scale"]
+    assert finding.p == pytest.approx(min(1.0, 2 * wanted["scale"], 2 * len(others) * min(others)))
+    assert finding.scale == pytest.approx(np.sqrt(squares / n))
+    assert finding.low == pytest.approx(np.sqrt(squares / chi2.ppf(0.95)))
+    assert finding.high == pytest.approx(np.sqrt(squares / chi2.ppf(0.05)))
+    assert finding.p_more == pytest.approx(chi2.sf(squares))
+    assert finding.finds == pytest.approx(np.sqrt(chi2.ppf(0.0005) / chi2.ppf(0.99)))
+    assert finding.tells_at == pytest.approx(min(1.0, 2 * chi2.cdf(0.81 * chi2.ppf(0.99))))
+
+
+def test_which_tests_there_are_depends_on_what_there_is():
+    def named(residuals, **options) -> list[str]:
+        return [test.name for test in examine(residuals, **options).tests]
+
+    rng = np.random.default_rng(1)
+    one = Residual(2, 4, "W", rng.normal(size=(1, 19)), np.zeros((1, 19)))
+    assert named([one]) == ["scale", "mean", "lags"]
+    assert named([replace(one, z=one.z[:, :0]), one], exact=True) == ["scale", "mean", "excess", "lags"]
+    twenty = replace(one, z=rng.normal(size=(1, 20)), clean=np.ones((1, 20)))
+    assert named([twenty]) == [
+        "scale",
+        "mean",
+        "signal",
+        "shape",
+        "lags",
+        "along",
+        "coordinate",
+        "repeated",
+        "bare",
+        "grid",
+    ]
+    assert "distribution" in named([twenty], exact=True)
+    assert "waves" in named([twenty], exact=True)
+    assert "elsewhere" in named([twenty], others=[one])
+    assert "elsewhere" not in named([twenty], others=[replace(one, free=False)])
+    assert named([replace(twenty, free=False)])[-2:] == ["coordinate", "grid"]
+    assert "shape" not in named([replace(twenty, z=np.ones((1, 20)))])
+    both = [twenty, replace(twenty, client=3)]
+    assert "round" not in named(both)
+    assert "round" in named([twenty, replace(twenty, round=5)])
+    assert "round" in named([replace(twenty, step=0), replace(twenty, step=1)])
+    assert "part" in named([twenty, replace(twenty, part="b")])
+    assert "part" not in named(both)
+    assert "client" in named(both)
+
+
+def test_residuals_of_rounded_numbers_by_hand():
+    """Levels -1, 0.5, 1, 4 have borders at -0.25, 0.75 and 2.5; sigma is 2, and seeds give the share of a cell."""
+    sent, clean = np.array([[-1.0, 0.5], [1.0, 4.0], [0.5, -1.0]]), np.array([[0.3, -0.2], [0.1, 1.0], [0.7, 0.4]])
+    found = residual(sent, clean, 2.0, client=4, round=6, part="E", levels=np.array([-1.0, 0.5, 1.0, 4.0]), seed=9)
+    low = (np.array([[-np.inf, -0.25], [0.75, 2.5], [-0.25, -np.inf]]) - clean) / 2
+    high = (np.array([[-0.25, 0.75], [2.5, np.inf], [0.75, -0.25]]) - clean) / 2
+    u = np.random.default_rng(9).random((3, 2))
+    turned = low > 0  # cells above 0 are mirrored
+    wanted = stats.norm.ppf(stats.norm.cdf(low) + u * (stats.norm.cdf(high) - stats.norm.cdf(low)))
+    mirrored = -stats.norm.ppf(stats.norm.cdf(-high) + u * (stats.norm.cdf(-low) - stats.norm.cdf(-high)))
+    np.testing.assert_allclose(found.z, np.where(turned, mirrored, wanted))
+    np.testing.assert_allclose(found.sizes.low, low)
+    np.testing.assert_allclose(found.sizes.high, high)
+    np.testing.assert_allclose(found.sizes.clean, clean / 2)
+    np.testing.assert_allclose(found.sizes.edges, [-np.inf, -0.125, 0.375, 1.25, np.inf])
+    np.testing.assert_allclose(found.clean, clean)
+    assert (found.client, found.round, found.part, found.free) == (4, 6, "E", False)
+    plain = residual(sent.ravel(), clean.ravel(), 2.0, client=4, round=6, part="E")
+    np.testing.assert_allclose(plain.z, (sent - clean).reshape(1, 6) / 2)
+    assert (plain.clean.shape, plain.free, plain.sizes, plain.grain, plain.step) == ((1, 6), True, None, 0.0, None)
+    cube = residual(np.ones((2, 3, 4)), np.zeros((2, 3, 4)), 0.5, client=0, round=1, part="E")
+    assert cube.z.shape == (2, 12)
+    assert residual(np.ones(3), np.zeros(3), 0.0, client=0, round=1, part="E").z.min() > 1e300
+
+
+def test_bare_numbers_of_rounded_releases_by_hand(monkeypatch):
+    """Those within the range count: of six numbers two lie in an outermost cell. The chance of each is its cell's."""
+    asked = []
+    monkeypatch.setattr(noise_tests.noise_values, "so_many", lambda hits, chances: asked.append((hits, chances)) or 0.5)
+    sent, clean = np.array([[-1.0, 0.5, 1.0, 4.0, 0.5, 1.0]]), np.array([[0.3, 0.6, 0.1, 2.6, 0.7, -0.3]])
+    found = residual(sent, clean, 2.0, client=4, round=6, part="E", levels=np.array([-1.0, 0.5, 1.0, 4.0]))
+    assert noise_tests._bare_cells([found.sizes]) == 0.5
+    ((hits, chances),) = asked
+    inside = np.array([0.3, 0.6, 0.1, 0.7])
+    np.testing.assert_allclose(chances, stats.norm.cdf((0.75 - inside) / 2) - stats.norm.cdf((-0.25 - inside) / 2))
+    assert hits == 2  # 0.6 and 0.7 arrived at 0.5
+    outside = residual(sent[:, :1], np.array([[-3.0]]), 2.0, client=4, round=6, part="E", levels=np.array([-1.0, 0, 1]))
+    assert noise_tests._bare_cells([outside.sizes]) == 1.0
+
+
+def test_single_values_are_spread_over_their_own_grain(monkeypatch):
+    rng, asked = np.random.default_rng(3), {}
+    for name, result in (("repeated", 0.1), ("bare", 0.2), ("grid", 0.3), ("elsewhere", 0.4)):
+        monkeypatch.setattr(
+            noise_tests.noise_values, name, lambda *a, name=name, result=result: asked.update({name: a}) or result
+        )
+    grains = rng.random((5, 40)) * 1e-3
+    mine = [
+        Residual(1, 1, "a", rng.normal(size=(5, 40)), np.zeros((5, 40)), grain=grains),
+        Residual(1, 1, "b", rng.normal(size=(1, 50)), np.zeros((1, 50)), grain=2e-4),
+    ]
+    others = [Residual(1, 1, "c", rng.normal(size=(1, 9)), np.zeros((1, 9)), grain=g) for g in (0.02, 0.01)]
+    found = noise_tests._single_values(mine, others)
+    assert [(t.name, t.p) for t in found] == [("repeated", 0.1), ("bare", 0.2), ("grid", 0.3), ("elsewhere", 0.4)]
+    z, grain = np.concatenate([r.z.ravel() for r in mine]), np.concatenate([grains.ravel(), np.full(50, 2e-4)])
+    loose = z + grain * (np.random.default_rng(20).random(250) - 0.5)
+    coarsest = np.quantile(grain, 0.99)
+    np.testing.assert_allclose(asked["repeated"][0], loose)
+    assert asked["repeated"][1] == pytest.approx(coarsest)
+    np.testing.assert_allclose(asked["bare"][0], z)
+    np.testing.assert_allclose(asked["bare"][1], grain)
+    np.testing.assert_allclose(asked["grid"][0], loose)
+    np.testing.assert_allclose(asked["elsewhere"][0], loose)
+    np.testing.assert_allclose(asked["elsewhere"][1], np.concatenate([r.z.ravel() for r in others]))
+    assert asked["elsewhere"][2] == pytest.approx(0.02)
+    assert len(noise_tests._single_values(mine, [])) == 3
+
+
+def test_the_shape_of_numbers_by_hand():
+    """Geary's ratio has the moments of |z| over those of the root mean square; its tails are a gamma's."""
+    z = stats.norm.ppf((np.arange(37) + 0.5) / 37) ** 3 + 0.3
+    n, m = 37, np.sqrt(2 / np.pi)
+    a = np.abs(z).mean() / np.sqrt((z**2).mean())
+    log = special.gammaln
+    rms = [np.exp(log((n + k) / 2) - log(n / 2)) * (2 / n) ** (k / 2) for k in (1, 2, 3)]
+    mean_abs = [
+        m, (1 + (n - 1) * m**2) / n, (2 * m + 3 * m * (n - 1) + (n - 1) * (n - 2) * m**3) / n**2
+    ]  # fmt: skip
+    one, two, three = (top / bottom for top, bottom in zip(mean_abs, rms, strict=True))
+    variance = two - one**2
+    skew = (three - 3 * one * two + 2 * one**3) / variance**1.5
+    left = stats.pearson3.cdf((a - one) / np.sqrt(variance), skew)
+    low, high = noise_tests._geary(a, n)
+    assert (low, high) == (pytest.approx(left, rel=1e-4), pytest.approx(1 - left, rel=1e-4))
+    signs = two_sided((z * np.abs(z)).sum() / np.sqrt((z**4).sum()))
+    assert noise_tests._shape(z) == pytest.approx(min(1.0, 2 * min(2 * left, 2 * (1 - left), signs)), rel=1e-4)
+    lopsided = np.abs(stats.norm.ppf((np.arange(37) + 0.5) / 37 * 0.7 + 0.25))
+    signs = two_sided((lopsided**2).sum() / np.sqrt((lopsided**4).sum()))
+    assert noise_tests._shape(lopsided) == pytest.approx(2 * signs)
+
+
+def test_how_many_numbers_tell_by_trying_them():
+    needed = noise_tests.numbers_to_tell(0.001)
+    tells = [2 * stats.chi2.cdf(0.81 * stats.chi2.ppf(0.99, n), n) for n in (needed - 1, needed)]
+    assert tells[1] < 0.001 <= tells[0]
+    assert noise_tests.numbers_to_tell(0.05) < needed
+
+
+def test_many_releases_are_compared_one_in_some_on_their_first_numbers(monkeypatch):
+    monkeypatch.setattr(noise_tests, "MOST", 3)
+    monkeypatch.setattr(noise_tests, "PREFIX", 6)
+    rng = np.random.default_rng(0)
+    residuals = [Residual(k, 1, "W", rng.normal(size=(1, 8)), np.zeros((1, 8))) for k in range(5)]
+    found = noise_tests._reused(residuals)
+    chosen = [residuals[i].z[0, :6] for i in (0, 2, 4)]
+    ps = {}
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        ratio = ((chosen[i] - chosen[j]) ** 2).sum() / ((chosen[i] + chosen[j]) ** 2).sum()
+        ps[i, j] = 3 * 2 * stats.f.cdf(min(ratio, 1 / ratio), 6, 6)
+    i, j = min(ps, key=lambda at: ps[at])
+    assert found.p == pytest.approx(min(1.0, ps[i, j]))
+    assert found.worst == f"W of client {2 * i} in round 1 and W of client {2 * j} in round 1"
+    assert noise_tests._reused(residuals[:1]) is None
+    same = noise_tests._reused([residuals[0], replace(residuals[0], client=9)])
+    assert same.p < 1e-10
+    nothing = [replace(r, z=np.zeros((1, 8))) for r in residuals[:2]]
+    assert noise_tests._reused(nothing).p == 1.0

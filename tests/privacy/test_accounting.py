@@ -13,6 +13,8 @@ import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import brentq
+from scipy.stats import norm
 
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy import accounting as acc
@@ -287,3 +289,91 @@ def test_the_grid_ends_beyond_a_quarter_of_what_the_error_may_be() -> None:
         assert (min(bounds) + 3 > acc.MAX_LOSS) is beyond
     with pytest.raises(acc._Numerical, match="overflow the grid"):
         acc._prv(((sigma, 1.0, 1),), delta)
+
+
+# --- whole functions, on histories of which no two entries are alike
+
+
+@pytest.mark.parametrize(("q", "sigma"), [(0.3, 1.7), (0.05, 0.6)])
+def test_the_loss_of_leaving_a_record_out_by_the_density(q: float, sigma: float) -> None:
+    """log Q/P under Q = N(0, s^2) falls with x: it is at most t from the x on at which it is t."""
+
+    def loss(x: float) -> float:
+        return -math.log(1 - q + q * math.exp((2 * x - 1) / (2 * sigma**2)))
+
+    largest = -math.log(1 - q)
+    ts = [-2.0, -0.1, 0.0, 0.6 * largest, largest + 0.1]
+    wanted = [
+        1.0 if t >= largest else float(norm.sf(brentq(lambda x, t=t: loss(x) - t, -40, 40, xtol=1e-13) / sigma))
+        for t in ts
+    ]
+    assert acc._Reverse(q, sigma).cdf(ts) == pytest.approx(wanted, rel=1e-9)
+
+
+def test_both_directions_count_where_steps_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The larger one is taken. One kind of step alone, or none that is sampled, has one direction."""
+    asked: list[tuple] = []
+
+    class Fake:
+        reverse = False
+
+        def get_epsilon(self, delta: float, eps_error: float, delta_error: float) -> float:
+            asked.append((self.reverse, delta, eps_error, delta_error, tuple(self.history)))
+            return {False: 1.25, True: 1.5}[self.reverse] - len(self.history)
+
+    monkeypatch.setattr(acc, "_prv_accountant", lambda: Fake)
+    mixed = ((3.5, 1.0, 1), (2.5, 0.01, 7))
+    prv = acc._prv.__wrapped__
+    assert prv(mixed, 1e-3) == 0.0, "an epsilon is not negative"
+    assert [(reverse, delta, error) for reverse, delta, _, error, _ in asked] == [
+        (False, 1e-3, 1e-6),
+        (True, 1e-3, 1e-6),
+    ]
+    assert all(history == mixed for *_, history in asked)
+    monkeypatch.setattr(Fake, "get_epsilon", lambda self, *_, **__: {False: 1.25, True: 1.5}[self.reverse])
+    assert prv(mixed, 1e-3) == 1.5
+    assert prv(((2.5, 0.01, 7),), 1e-3) == 1.25
+    assert prv(((3.5, 1.0, 1), (4.5, 1.0, 2)), 1e-3) == 1.25
+    monkeypatch.setattr(Fake, "get_epsilon", lambda self, *_, **__: {False: 1.75, True: 1.5}[self.reverse])
+    assert prv(mixed, 1e-3) == 1.75
+
+
+def test_of_losses_the_least_answer_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+
+    events = [Event(2.0, 1.0, 3, LaplaceLoss(0.5)), Event(4.0, 1.0, 2, LaplaceLoss(0.25))]
+    answers = {"prv": 1.75, "rdp": 1.5}
+    monkeypatch.setattr(acc, "_prv", lambda history, delta: answers["prv"])
+    monkeypatch.setattr(acc, "_rdp", lambda history, delta: answers["rdp"])
+    found = compose(events, 1e-5)
+    assert (found.epsilon_of_record, found.accountant, found.reason) == (1.5, "rdp", "")
+    assert found.by_accountant == {"sum": pytest.approx(2.0), "prv": 1.75, "rdp": 1.5}
+    mixed = compose([*events, Event(5.0)], 1e-5)
+    assert mixed.by_accountant == {"prv": 1.75, "rdp": 1.5}
+
+    def fails(history: acc.History, delta: float) -> float:
+        raise acc._Numerical("too coarse")
+
+    monkeypatch.setattr(acc, "_rdp", fails)
+    found = compose([*events, Event(5.0)], 1e-5)
+    assert (found.epsilon_of_record, found.accountant, found.reason) == (1.75, "prv", "rdp: too coarse")
+    monkeypatch.setattr(acc, "_prv", fails)
+    found = compose([*events, Event(5.0)], 1e-5)
+    assert (found.epsilon_of_record, found.by_accountant) == (math.inf, {})
+    assert found.reason == "prv: too coarse; rdp: too coarse"
+    monkeypatch.setattr(acc, "_have_opacus", lambda: False)
+    found = compose(events, 1e-5)
+    assert (found.epsilon_of_record, found.accountant) == (pytest.approx(2.0), "sum")
+    assert found.reason.startswith("prv and rdp are left out: they need opacus")
+
+
+def test_a_sampled_steps_divergence_is_computed_here_and_others_by_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(acc, "renyi_divergence", lambda sigma, q, orders: (sigma, q, orders))
+    assert acc._renyi.__wrapped__(1.5, 0.25, (2.0, 3.0)) == (1.5, 0.25, (2.0, 3.0))
+    assert acc._renyi.__wrapped__(1.5, 1.0, (2.0, 3.0)) == pytest.approx([2 / 4.5, 3 / 4.5])
+
+    def overflows(*_: object) -> None:
+        raise OverflowError
+
+    monkeypatch.setattr(acc, "renyi_divergence", overflows)
+    assert acc._renyi.__wrapped__(1.5, 0.25, (2.0,))[0] == pytest.approx(math.log1p(0.0625 * math.expm1(1 / 2.25)))

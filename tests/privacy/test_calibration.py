@@ -145,3 +145,17 @@ def test_bad_input_is_named(kind: str, name: str, value: object) -> None:
 def test_bad_input_to_the_closed_forms(call, name: str) -> None:
     with pytest.raises(PrivacyError, match=f"^{name} = "):
         call()
+
+
+def test_the_calibrations_by_hand_with_a_sensitivity() -> None:
+    """classical: sqrt(2 ln 125) 3 / 0.5 at delta = 0.01. One release is what `calibrate` takes for granted."""
+    assert cal.classical(0.5, 0.01, 3.0) == pytest.approx(math.sqrt(2 * math.log(125)) * 6)
+    sigma = cal.analytic(0.5, 0.01, 3.0)
+    assert cal.gaussian_delta(0.5, 3.0 / sigma) == pytest.approx(0.01, rel=1e-9)
+    assert cal.calibrate("total", 0.5, 0.01, 3.0) == pytest.approx(sigma)
+    assert (
+        cal.calibrate("total", 0.5, 0.01, 3.0, 7) == cal.total(0.5, 0.01, 3.0, 7) == pytest.approx(math.sqrt(7) * sigma)
+    )
+    assert cal.calibrate("analytic", 0.5, 0.01, 3.0, 7) == sigma
+    assert cal.calibrate("classical", 0.5, 0.01, 3.0, 7) == cal.classical(0.5, 0.01, 3.0)
+    assert cal.compose_mu([0.5, 1.2, 0.3]) == pytest.approx(math.sqrt(0.25 + 1.44 + 0.09))

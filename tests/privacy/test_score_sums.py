@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy import stats
+from scipy.optimize import brentq
 from scipy.special import ndtri
 
 from fedaudit.privacy.score_sums import GRID, ScoredScale, ScoreSum
@@ -123,3 +124,87 @@ def test_cumulants_by_hand_where_a_value_is_impossible(t):
     of._scores, of._chances = [np.array([[-5.0, 0.0, 1.0, 9.0]])], [np.array([[0.0, 0.6, 0.4, 0.0]])]
     q = 0.4 * math.exp(t) / (0.6 + 0.4 * math.exp(t))
     assert of._cumulants(t) == pytest.approx((10 * math.log(0.6 + 0.4 * math.exp(t)), 10 * q, 10 * q * (1 - q)))
+
+
+class Uneven(ScoredScale):
+    """Two tensors: rows of three values that stand for 2 and 3 numbers, and a row of two that stands for 4."""
+
+    def __init__(self, value: float = 6.0):
+        self.value = value
+        self._scores = [np.array([[0.5, -1.0, 2.0], [1.5, 0.0, -0.5]]), np.array([[0.25, 1.75]])]
+        self._times = [np.array([2.0, 3.0]), np.array([4.0])]
+        self._chances = self._at(1.0)
+
+    def _at(self, scale: float) -> list[np.ndarray]:
+        tilted = [
+            (np.array([[0.2, 0.5, 0.3], [0.4, 0.35, 0.25]]), self._scores[0]), (np.array([[0.6, 0.4]]), self._scores[1])
+        ]  # fmt: skip
+        made = [p * np.exp((scale - 1) * s) for p, s in tilted]
+        return [m / m.sum(1, keepdims=True) for m in made]
+
+    def numbers(self, scale: float = 1.0) -> list[tuple[np.ndarray, np.ndarray]]:
+        """Return the nine numbers, each with its values and chances."""
+        return [
+            (s, p)
+            for scores, chances, times in zip(self._scores, self._at(scale), self._times, strict=True)
+            for s, p, n in zip(scores, chances, times, strict=True)
+            for _ in range(int(n))
+        ]
+
+    def moments(self, scale: float = 1.0) -> tuple[float, float]:
+        means = [(s * p).sum() for s, p in self.numbers(scale)]
+        return sum(means), sum((p * (s - m) ** 2).sum() for (s, p), m in zip(self.numbers(scale), means, strict=True))
+
+
+@pytest.mark.parametrize("t", [-0.8, 0.0, 0.6])
+def test_a_sum_of_uneven_numbers_one_by_one(t):
+    of = Uneven()
+    tilted = [p * np.exp(t * s) for s, p in of.numbers()]
+    k = sum(math.log(w.sum()) for w in tilted)
+    k1 = [(w * s).sum() / w.sum() for w, (s, _) in zip(tilted, of.numbers(), strict=True)]
+    k2 = sum((w * (s - m) ** 2).sum() / w.sum() for w, (s, _), m in zip(tilted, of.numbers(), k1, strict=True))
+    assert of._cumulants(t) == pytest.approx((k, sum(k1), k2))
+    squares = sum((p[:, None] * p * (s[:, None] - s) ** 2).sum() for s, p in of.numbers())
+    apart = sum((p[:, None] * p * np.abs(s[:, None] - s)).sum() for s, p in of.numbers())
+    assert of._step == pytest.approx(squares / apart)
+    assert of._range == (-2 - 1.5 + 1.0, 4 + 4.5 + 7.0)
+    assert of._moments == pytest.approx(of.moments())
+    assert of._moments_at(1.3) == pytest.approx(of.moments(1.3))
+
+
+@pytest.mark.parametrize("value", [-0.5, 2.0, 9.0, 12.0])
+def test_a_sums_tail_by_lugannani_and_rice(value):
+    """The tilt solves K' = value; the tail is that of the saddle point, with half a step added."""
+    of = Uneven()
+    at = value + of._step / 2
+    t = brentq(lambda t: of._cumulants(t)[1] - at, -60, 60, xtol=1e-13)
+    k, _, k2 = of._cumulants(t)
+    w, u = math.copysign(math.sqrt(2 * (t * at - k)), t), t * math.sqrt(k2)
+    wanted = stats.norm.cdf(w) + stats.norm.pdf(w) * (1 / w - 1 / u)
+    assert of.below(value) == pytest.approx(wanted, rel=1e-5)
+    assert of._tilt(at) == pytest.approx((t, k, k2), rel=1e-5)
+    again = Uneven(value)
+    assert again.p_values() == pytest.approx((wanted, 1 - of.below(value - of._step)), rel=1e-5)
+
+
+def test_near_its_mean_and_at_its_ends_a_sum_has_a_simple_tail():
+    of = Uneven()
+    mean, variance = of.moments()
+    near = mean + 0.05 * math.sqrt(variance) - of._step / 2
+    assert of.below(near) == pytest.approx(stats.norm.cdf(0.05))
+    assert of.below(15.5) == 1.0
+    assert 0 <= of.below(-4.0) < 1e-4
+    at = of.moments(0.7)
+    assert of.level(0.7, 0.9) == pytest.approx(of.below(at[0] + stats.norm.ppf(0.9) * math.sqrt(at[1])))
+
+
+def test_scales_and_limits_of_uneven_numbers_lie_where_the_score_does():
+    of = Uneven()
+    mean, deviation = np.array([of.moments(s) for s in of.SCALES]).T
+    deviation = np.sqrt(deviation)
+    for shift, found in ((0.0, of.scale), (1.96, of.limits(0.05, 0.1)[0]), (-1.2816, of.limits(0.05, 0.1)[1])):
+        at = np.exp(np.interp(of.value, np.maximum.accumulate(mean + shift * deviation), np.log(of.SCALES)))
+        assert found == pytest.approx(at, rel=1e-3)
+    assert np.allclose([of.SCALES[0], of.SCALES[-1], len(of.SCALES)], [0.05, 3.0, 48])
+    assert Uneven(15.4).limits(0.05, 0.1)[1] == math.inf
+    assert Uneven(15.4).scale == pytest.approx(3.0)
