@@ -405,7 +405,9 @@ def test_a_broken_limit_says_by_how_much():
     assert bare.message.endswith("the limit 1.6 (25.0% over).")
 
 
-@pytest.mark.parametrize(("to_tell", "end"), [(None, "told."), (1234, "; about 1,234 rounds would tell (rounds=1234).")])
+@pytest.mark.parametrize(
+    ("to_tell", "end"), [(None, "told."), (1234, "; about 1,234 rounds would tell (rounds=1234).")]
+)
 def test_what_cannot_be_told_says_what_would_tell(to_tell, end):
     (found,) = findings(benchmarked("cannot be told", to_tell=to_tell), Limits(max_ratio=1.2))
     assert found.told == "cannot be told"
