@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.training.fit import _is_own, _is_own_module, traces
+from fedaudit.training.fit import _is_own, _is_own_module, carried, traces
 
 
 class Kept:
@@ -116,3 +116,41 @@ def test_whose_a_function_or_an_object_is():
     of_method = type("M", (), {"__module__": "fedaudit.methods.fedavg"})
     of_frame = type("F", (), {"__module__": "fedaudit.training.fit"})
     assert (_is_own(of_method()), _is_own(of_frame())) == (True, False)
+
+
+def test_all_that_a_loss_brings_with_it():
+    """Closures, defaults, attributes, containers, methods, partial functions, slots; each piece once."""
+
+    class Slotted:
+        __slots__ = ("a", "b")
+
+        def __init__(self):
+            self.a = "slot"
+
+    class Bare:
+        __slots__ = ()
+
+    closed, bare, tensor, layer = ["closed"], Bare(), torch.zeros(1), torch.nn.Linear(1, 1)
+    later: object
+    kept = Kept()
+    kept.own = ("of an object",)
+
+    def inner(x, y="of an inner function"):
+        return y
+
+    def loss(x, default=1.5, *, named=b"raw"):
+        return closed, inner, later
+
+    loss.mark = {"key": {"in a set"}, tensor: frozenset([layer])}
+    loss.more = [kept, Slotted(), bare, torch, Kept, max, None, kept]
+    wanted = {"closed", "of an inner function", 1.5, b"raw", "key", "in a set", "of an object", "slot"}
+    found = carried(loss)
+    assert {piece for piece in found if isinstance(piece, str | float | bytes)} == wanted
+    others = [piece for piece in found if not isinstance(piece, str | float | bytes)]
+    assert {id(piece) for piece in others} == {id(tensor), id(layer), id(bare)}
+    assert len(found) == len(wanted) + 3
+    assert carried(loss, but=(Kept, torch.Tensor, str)).count("of an object") == 0
+    bound = functools.partial(kept.__init__, "given", word="named")
+    assert {"given", "named", "of an object"} <= set(carried(bound))
+    later = "filled"
+    assert "filled" in carried(loss)
