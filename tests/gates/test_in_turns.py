@@ -11,7 +11,7 @@ import pytest
 
 from fedaudit.gates import in_turns
 from fedaudit.gates.finding import enough, told
-from fedaudit.gates.in_turns import FEWEST, LOOKS, Turns, compared
+from fedaudit.gates.in_turns import FEWEST, LOOKS, Compared, Pairs, Turns, compared
 from fedaudit.stats import Estimate, pseudo_median
 
 
@@ -61,6 +61,55 @@ def test_how_many_would_tell_by_hand():
     assert enough(Estimate(value=1.15, low=1.0, high=1.25, n=10), 1.2) == pytest.approx(40, abs=1)
     assert enough(Estimate(value=1.2, low=1.1, high=1.3, n=10), 1.2) is None
     assert enough(Estimate(value=1.2), 1.0) is None
+
+
+@pytest.mark.parametrize(
+    ("facts", "limit", "number"),
+    [
+        ({"value": 2.0, "low": 1.25, "high": 9.0, "n": 10}, 1.5, 23),  # (0.75 / 0.5)^2 times 10 is 22.5
+        ({"value": 1.0, "low": -3.0, "high": 1.75, "n": 10}, 1.5, 23),
+        ({"value": 2.0, "low": 2.0, "high": 9.0, "n": 10}, 1.5, None),  # no spread to that side
+        ({"value": 1.5, "low": 1.0, "high": 9.0, "n": 10}, 1.5, None),  # at the limit
+        ({"value": 2.0, "low": None, "high": None, "n": 10}, 1.5, None),
+        ({"value": 2.0, "low": 1.25, "high": 9.0, "n": 0}, 1.5, None),
+        ({"value": 2.0, "low": 1.25, "high": 9.0, "n": None}, 1.5, None),
+        ({"value": None, "n": 10}, 1.5, None),
+    ],
+)
+def test_how_many_would_tell_is_rounded_up_and_not_always_known(facts, limit, number):
+    assert enough(Estimate(**facts), limit) == number
+
+
+def test_every_pair_has_two_sides_and_turns_alternate(monkeypatch):
+    """Ours take 3 seconds and theirs 2, a rest takes 100, which nobody pays for."""
+    now, order = [0.0], []
+
+    def work(name, seconds):
+        def done():
+            order.append(name)
+            now[0] += seconds
+
+        return done
+
+    monkeypatch.setattr(in_turns, "clock", lambda: now[0])
+    monkeypatch.setattr(in_turns.gc, "collect", lambda: order.append("collected"))
+    turns = Turns(work("ours", 3.0), work("theirs", 2.0), work("rest", 100.0))
+    turns.more(3)
+    ready, both = ["rest", "collected"], {"ours": ["ours"], "theirs": ["rest", "collected", "theirs"]}
+    pair, other = [*both["theirs"], *ready, *both["ours"]], [*ready, *both["ours"], *both["theirs"]]
+    assert order == pair + other + pair
+    assert (turns.pairs.ours, turns.pairs.theirs) == ([3.0] * 3, [2.0] * 3)
+    turns.after()
+    assert len(turns.pairs.theirs) == 3, "they had their turn"
+    assert Pairs([3.0, 5.0, 8.0], [2.0, 4.0, 1.0]).ratios == [1.5, 1.25, 8.0]
+    assert Pairs([3.0, 5.0, 8.0], [2.0, 4.0, 1.0]).ratio == 1.5
+    with pytest.raises(ValueError, match="zip"):
+        Pairs([3.0, 5.0], [2.0]).ratios  # noqa: B018
+
+
+def test_a_ratio_is_shown_with_the_interval_that_it_has():
+    assert Compared(Estimate(value=1.23456), 1.2, "cannot be told", None).shown() == "1.23"
+    assert Compared(Estimate(value=1.23456, low=1.0, high=2.345), 1.2, "kept", None).shown() == "1.23 [1, 2.35]"
 
 
 def test_so_many_rounds_do_tell():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 
 from fedaudit import run
 from fedaudit.errors import SettingError
+from fedaudit.gates import record_gates
 from fedaudit.gates.record_gates import accuracy, attacked, claims, communication, finished, leak, privacy
 from fedaudit.privacy.accounting import compose
 from fedaudit.runtime.attack_result import MembershipResult, NotRun
@@ -201,3 +203,64 @@ def test_a_record_may_be_a_folder_and_has_to_be_finished(folders, plain):
     assert finished(folders / "plain" / "record.json").setting == plain.setting
     with pytest.raises(SettingError, match="The run of fedavg is running, and no gate can judge it"):
         finished(plain.model_copy(update={"status": "running"}))
+
+
+# --- made-up records -------------------------------------------------------------------------------------------------
+
+
+def client(k, epsilon, by_kind):
+    made = SimpleNamespace(client=k, epsilon=epsilon, by_kind=by_kind, delta=1e-3, closed=[])
+    made.model_copy = lambda deep, update: client(k, epsilon, by_kind) if deep and not update else None
+    return made
+
+
+@pytest.mark.parametrize(
+    ("spent", "epsilon", "covered", "ledger", "told", "end"),
+    [
+        (2.0, 2.0, True, [], "kept", "epsilon is 2 at each client's own delta, the budget 2."),
+        (3.0, 2.0, True, [], "broken", "the budget 2 (50.0% over)."),
+        (3.0, 0.0, True, [], "broken", "the budget 0."),
+        (math.inf, 2.0, False, [], "broken", "2; the clients' models are published, and no noise covers them."),
+        (
+            3.0, 2.0, True, [client(4, 1.0, {"labels": 1.0}), client(7, 3.0, {"logits": 1.0, "labels": 2.5}),
+                             client(9, 2.0, {"logits": 2.0})],
+            "broken", "(50.0% over); of client 7, which spent most, labels cost most: 2.5.",
+        ),
+        (
+            math.inf, 2.0, True,
+            [client(4, 1.0, {"labels": 1.0}), client(7, None, {"weights": math.inf, "count": 1.0, "labels": math.inf})],
+            "broken", "the budget 2; client 7 releases labels, weights without protection.",
+        ),
+        (3.0, 2.0, True, [client(4, 3.0, {})], "broken", "the budget 2 (50.0% over)."),
+    ],
+)  # fmt: skip
+def test_a_budget_of_epsilon_names_who_spent_most_on_what(spent, epsilon, covered, ledger, told, end, monkeypatch):
+    monkeypatch.setattr(record_gates, "EPSILON", SimpleNamespace(limited=lambda record: spent))
+    made = SimpleNamespace(ledger=ledger, models_covered=covered, setting=SimpleNamespace(method="fedavg"))
+    made.model_copy = lambda update: made
+    found = privacy(made, epsilon=epsilon)
+    assert (found.gate, found.told) == ("privacy_budget", told)
+    assert found.message.startswith("fedavg: epsilon is ")
+    assert found.message.endswith(end)
+
+
+def test_the_last_result_of_an_attack_by_that_threat_counts():
+    rows = [scored(0.6, 0.5, 0.7), scored(0.8, 0.7, 0.9), scored(0.9, 0.8, 0.95, attack="rmia"),
+            scored(0.55, 0.5, 0.6, threat="published")]  # fmt: skip
+    made = SimpleNamespace(attacks=rows, setting=SimpleNamespace(method="fedavg"))
+    assert attacked(made, "lira", "server") is rows[1]
+    assert attacked(made, "lira", "published") is rows[3]
+
+
+@pytest.mark.parametrize("there", ["last", "global", "test"])
+def test_an_accuracy_has_its_interval_where_there_is_one(there, monkeypatch):
+    outcome = SimpleNamespace(kept=False, message=lambda: "It is too low.")
+    monkeypatch.setattr(record_gates, "check_budget", lambda budget, record, name: outcome)
+    test = SimpleNamespace(low=0.25, high=0.5, n=40)
+    last = (
+        None if there == "last" else SimpleNamespace(global_=None if there == "global" else SimpleNamespace(test=test))
+    )
+    made = SimpleNamespace(result=SimpleNamespace(last=last), setting=SimpleNamespace(method="fedavg"))
+    found = accuracy(made, 0.9)
+    more = " The 95 % interval of the last round is [0.250, 0.500], on 40 records." if there == "test" else ""
+    assert (found.gate, found.told, found.message) == ("accuracy_floor", "broken", "It is too low." + more)

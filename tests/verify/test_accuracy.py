@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
+from fedaudit.errors import RunError
+from fedaudit.runtime.run_record import DataFacts
 from fedaudit.runtime.scores import Accuracy, GlobalScores, Spread, Utility
 from fedaudit.stats import wilson
 from fedaudit.verify import accuracy
@@ -216,3 +218,172 @@ def test_without_a_checkpoint_the_published_model_is_tried(
     if verdict == "contradicted":
         assert case.found.list[0].field == "rounds.1.utility.global.test.accuracy"
     assert case.found.list[-1].figure == "accuracy of clients and of earlier rounds"
+
+
+# --- the last round's accuracies ------------------------------------------------------------------------------------
+
+
+def data_of(digest="d", **changes):
+    facts = {"shape": [4], "classes": 3, "class_names": [], "test": 9, "aux": 0, "public": 0, "members": [5, 7],
+             "nonmembers": [1, 2], "validation": [], "counts": [], "digest": digest}  # fmt: skip
+    return DataFacts(**(facts | changes))
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "sizes", "wrong", "words"),
+    [
+        (data_of(), data_of(), [3], [], []),
+        (data_of(), data_of("e"), [3], ["data.digest"], []),
+        (data_of(None), data_of("e"), [3], [], ["the data set's digest"]),
+        (data_of(None), data_of("e", members=[5, 8]), [3], ["data.members.1"], ["the data set's digest"]),
+        (data_of(), data_of(), [4], ["models.0"], []),
+    ],
+)
+def test_the_data_here_are_the_runs(said, now, sizes, wrong, words, monkeypatch):
+    monkeypatch.setattr(accuracy, "data_facts", lambda world: now)
+    monkeypatch.setattr(accuracy, "model_facts", lambda world: sizes)
+    record = SimpleNamespace(data=said, models=[3], setting=SimpleNamespace(dataset="digits"))
+    case = SimpleNamespace(found=Findings(), record=record, world="a world", foreign_transport=False)
+    accuracy.check_data(case)
+    assert [one.field for one in case.found.list if one.verdict == "contradicted"] == wrong
+    assert [one.figure for one in case.found.list if one.verdict == "the author's word"] == words
+
+
+class Kept:
+    """A case whose last of four rounds is evaluated again, with notes of what was asked for."""
+
+    def __init__(self, monkeypatch, *, elsewhere="", eval_clients=True, points=True, utilities="u-uu", error=None):
+        self.calls = calls = []
+
+        def evaluate(world, predictor, opener, **points):
+            if error is not None:
+                raise error
+            calls.append(("evaluate", predictor, opener, points["global_points"], points["next_points"]))
+            return "utility now"
+
+        method = SimpleNamespace(
+            predictor=lambda state, server: ("predictor", state, server),
+            global_points=lambda state, server: ("points", state, server),
+            next_points=lambda state: ("next", state),
+            diagnostics=lambda state: {"norm": 2.0, "of": state},
+        )
+        setting = SimpleNamespace(seed=11, eval_clients=eval_clients)
+        world = SimpleNamespace(method=method, setting=setting, hub="hub", device=torch.device("cpu"))
+        rows = [
+            SimpleNamespace(
+                round=2 * i + 1, utility="utility then" if letter == "u" else None,
+                diagnostics={"norm": 2.0 * (1 + 1e-3), "of": "state of server.7"},
+            )
+            for i, letter in enumerate(utilities)
+        ]  # fmt: skip
+        self.case = SimpleNamespace(
+            found=Findings(), record=SimpleNamespace(rounds=rows), world=world, other_machine=elsewhere,
+            store=SimpleNamespace(server=lambda name: name), foreign_transport=False, why_no_world="no data",
+        )  # fmt: skip
+
+        @contextmanager
+        def seeded(*of, device):
+            calls.append(("seeded", *of))
+            yield
+
+        for name, value in {
+            "compute": lambda world: nullcontext(),
+            "_check_models": lambda case, world: calls.append("models"),
+            "_check_published": lambda case, world: calls.append("published"),
+            "decode": lambda blob, cls, device: f"state of {blob}",
+            "Server": lambda hub, t, meter: f"server in {t}",
+            "_opener": lambda case, world: "opener",
+            "evaluate": evaluate,
+            "offers_next_points": lambda method: points,
+            "seeded": seeded,
+            "compare_utility": lambda *of: calls.append(of[1:]),
+        }.items():
+            monkeypatch.setattr(accuracy, name, value)
+
+    def checked(self):
+        accuracy.check_accuracy(self.case)
+        return [(one.verdict, one.figure, one.field) for one in self.case.found.list]
+
+
+@pytest.mark.parametrize("elsewhere", ["", "another machine"])
+def test_the_last_round_is_evaluated_from_the_checkpoint(elsewhere, monkeypatch):
+    """Rounds 1, 5 and 7 of four were evaluated. The diagnostics are a thousandth apart."""
+    kept = Kept(monkeypatch, elsewhere=elsewhere)
+    found = kept.checked()
+    models, seed, (name, predictor, opener, points, following), compared = kept.calls
+    of = ("state of server.7", "server in 7")
+    assert (models, seed, name) == ("models", ("seeded", 11, "evaluation", 7), "evaluate")
+    assert (predictor, opener, points) == (("predictor", *of), "opener", ("points", *of))
+    assert following() == ("next", of[0])
+    note = "of round 7, from the kept models"
+    assert compared == ("accuracy", "rounds.3.utility", "utility then", "utility now", note)
+    word = ("the author's word", "accuracy of earlier rounds", "")
+    if elsewhere:
+        assert found == [("recomputed", "diagnostics", ""), word]
+    else:
+        assert found == [("contradicted", "diagnostics", "rounds.3.diagnostics.norm"), word]
+    assert kept.case.found.list[-1].reason.startswith("2 evaluated rounds:")
+
+
+def test_clients_and_next_points_are_evaluated_where_the_run_did(monkeypatch):
+    kept = Kept(monkeypatch, eval_clients=False, points=False, utilities="u")
+    kept.case.store.server = lambda name: "server.7"
+    assert [one[1] for one in kept.checked()] == ["diagnostics"], "there is no earlier round"
+    assert next(call for call in kept.calls if call[0] == "evaluate")[2:5:2] == (None, None)
+
+
+def test_a_last_round_that_was_not_evaluated(monkeypatch):
+    kept = Kept(monkeypatch, utilities="uuu-")
+    assert kept.checked() == [("the author's word", "accuracy", "")]
+    assert kept.calls == ["models"]
+
+
+@pytest.mark.parametrize(
+    ("change", "calls", "found"),
+    [
+        ({"rounds": []}, [], []),
+        ({"world": None}, [], [("the author's word", "accuracy", "")]),
+        ({"store": None}, ["published"], []),
+        ({"foreign_transport": True}, ["published"], []),
+    ],
+)
+def test_where_there_is_no_checkpoint_to_look_into(change, calls, found, monkeypatch):
+    kept = Kept(monkeypatch)
+    kept.case.record.rounds = change.pop("rounds", kept.case.record.rounds)
+    for name, value in change.items():
+        setattr(kept.case, name, value)
+    assert (kept.checked(), kept.calls) == (found, calls)
+
+
+@pytest.mark.parametrize(
+    ("error", "words"), [(RunError("no " + "x" * 300), "no xxx"), (ValueError("five"), "ValueError: five")]
+)
+def test_states_that_cannot_be_read_are_a_contradiction(error, words, monkeypatch):
+    kept = Kept(monkeypatch, error=error)
+    assert kept.checked() == [("contradicted", "accuracy", "the states after the last round")]
+    told = kept.case.found.list[0].recomputed
+    assert told.startswith(words)
+    assert len(told) <= 200
+
+
+def test_a_client_is_opened_as_the_checkpoint_has_it(monkeypatch):
+    monkeypatch.setattr(accuracy, "open_client", lambda *of: of)
+    monkeypatch.setattr(accuracy, "Meter", lambda who, t, device: (who, t, device))
+    case = SimpleNamespace(store=SimpleNamespace(client=lambda k: f"state of {k}"))
+    world = SimpleNamespace(site=lambda k: f"site {k}", setting=SimpleNamespace(rounds=6), device="a device")
+    meter = ("client 4", 6, "a device")
+    assert accuracy._opener(case, world)(4) == ("site 4", 0, 0, meter, "state of 4")
+
+
+def test_how_far_a_model_may_be_apart_on_another_machine():
+    """A thousandth of a large number, a hundred thousandth of a small one, and not a bit here."""
+    for elsewhere in ("", "another machine"):
+        case = SimpleNamespace(other_machine=elsewhere)
+        for said, now, close in (
+            (100.0, 100.09, True),
+            (100.0, 100.15, False),
+            (0.0, 9e-6, True),
+            (0.0, 1.5e-5, False),
+        ):
+            found = accuracy._close(torch.tensor([said]), torch.tensor([now]), case)
+            assert found is (close and bool(elsewhere))

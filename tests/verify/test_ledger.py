@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -375,6 +376,7 @@ def test_a_second_accountant_finds_what_gaussian_noise_costs():
     exact = gaussian_epsilon(1 / 2.0, 1e-5)
     assert checks._by_pld(((2.0, 1.0, 1),), 1e-5) == pytest.approx(exact, rel=0.01)
     assert checks._by_pld(((4.0, 1.0, 4),), 1e-5) == pytest.approx(exact, rel=0.01)
+    assert exact - 0.003 < checks._by_pld(((4.0, 1.0, 4),), 1e-5) <= exact, "from below, and near"
     assert checks._by_pld(((4.0, 1.0, 2), (2.0 * math.sqrt(2.0), 1.0, 1)), 1e-5) == pytest.approx(exact, rel=0.01)
     assert checks._by_pld(((2.0, 0.1, 1),), 1e-5) < exact / 2, "one record in ten is looked at"
 
@@ -423,3 +425,125 @@ def test_policies_are_those_of_the_world_and_without_it_those_of_the_setting():
     assert {kind: policy.epsilon for kind, policy in checks._policies(case).items()} == {"embeddings": 2.0}
     setting.privacy = {"nothing of this name": {"epsilon": 2.0}}
     assert checks._policies(case) == {}
+
+
+def test_without_a_second_accountant_nothing_is_said_where_nothing_is_finite(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dp_accounting", None)
+    for epsilon, verdicts in ((0.0, []), (math.inf, []), (1.0, ["the author's word"])):
+        total = Total(epsilon=epsilon, accountant="prv")
+        case = made([client(0, [entry()], by_relation={"replace-one": total})])
+        checks.check_second_accountant(case)
+        assert [one.verdict for one in case.found.list] == verdicts
+
+
+def test_the_multiplier_that_a_search_finds(monkeypatch):
+    """One that is recognised is taken as it is; another is searched for; where there is none, nothing is asked."""
+    asked = []
+
+    def recognised(*of):
+        asked.append(of)
+        if of[1] == 9.0:
+            raise ArithmeticError("none")
+        return of[0] == 1.25
+
+    monkeypatch.setattr(checks, "is_multiplier_for", recognised)
+    monkeypatch.setattr(checks, "multiplier_for", lambda *of: sum(of))
+    assert checks._for_training(1.25, 8.0, 0.5, 0.25, 40) == 1.25
+    assert checks._for_training(1.5, 8.0, 0.5, 0.25, 40) == 48.75
+    assert checks._for_training(1.5, 9.0, 0.5, 0.25, 40) is None
+    assert asked == [(1.25, 8.0, 0.5, 0.25, 40), (1.5, 8.0, 0.5, 0.25, 40), (1.5, 9.0, 0.5, 0.25, 40)]
+    checks._for_training.cache_clear()
+
+
+@pytest.mark.parametrize(("start", "taken_over"), [(None, False), ({"method": "fedavg"}, True)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_the_steps_of_a_ledgers_check(start, taken_over, whole, monkeypatch):
+    """Client 2 sent something and has no ledger; client 1 sent nothing. Of four policies, two applied to nothing."""
+    done = []
+    sender, silent = checks._Client(), checks._Client()
+    sender.sent["Local.z", 1] = 1
+    monkeypatch.setattr(checks, "_read", lambda case: ({0: sender, 2: sender, 1: silent, 3: sender}, "relayed"))
+    monkeypatch.setattr(checks, "check_totals", lambda case, compare: done.append(("totals", compare)))
+    monkeypatch.setattr(
+        checks, "_check_entries", lambda case, of, who, over: done.append((of.client, who is sender, over))
+    )
+    for name in ("_check_updates", "_check_trainings", "_check_noise", "_check_sizes", "check_second_accountant"):
+        monkeypatch.setattr(checks, name, lambda case, name=name: done.append(name))
+    monkeypatch.setattr(checks, "_check_observers", lambda case, relayed: done.append(relayed))
+    privacy = {"logits": {}, "updates": {}, "labels": {}, "embeddings": {}}
+    case = made([client(0, [entry()]), client(4, [])], start=start, privacy=privacy, whole=whole)
+    case.record.idle_policies = ["embeddings", "logits"]
+    checks.check_ledger(case)
+    last = ["_check_trainings", "_check_noise", "_check_sizes", "check_second_accountant"]
+    of_rows = [(0, True, taken_over), (4, False, taken_over), "_check_updates", "relayed"] if whole else []
+    assert done == [("totals", True), *of_rows, *last]
+    assert wrong(case) == [
+        *([("ledger of client 2", "nothing", "its releases")] if whole else []),
+        ("idle_policies.1", "logits", "labels"),
+    ]
+    words = [one.reason for one in case.found.list if one.verdict == "the author's word"]
+    assert words == ([] if whole else ["the transcript is not whole"])
+
+
+@pytest.mark.parametrize(
+    ("updates", "field", "named"),
+    [
+        (True, "Local (update)", [("ledger", "said", "now")]),
+        (False, "Local (update)", [("ledger", "entries for updates", "none")]),
+        (False, "Local.z", []),
+    ],
+)
+def test_what_is_told_of_the_cost_of_sums(updates, field, named, monkeypatch):
+    monkeypatch.setattr(checks, "guarantee_of", lambda setting: "guarantee")
+    monkeypatch.setattr(checks, "check_update_entries", lambda case, terms: [("ledger", "said", "now")])
+    case = made([client(0, [entry(), entry(field=field)])], privacy={"updates": {}} if updates else {})
+    checks._check_updates(case)
+    assert wrong(case) == named
+    assert len(case.found.list) == len(named)
+
+
+def test_sums_that_cost_what_they_should_and_policies_that_no_run_has(monkeypatch):
+    monkeypatch.setattr(checks, "check_update_entries", lambda case, terms: [])
+    monkeypatch.setattr(checks, "guarantee_of", lambda setting: "guarantee")
+    case = made([client(0, [entry()])], privacy={"updates": {}})
+    checks._check_updates(case)
+    assert [(one.verdict, one.figure) for one in case.found.list] == [("recomputed", "cost of sums")]
+
+    def broken(setting):
+        raise TypeError("x" * 400)
+
+    monkeypatch.setattr(checks, "guarantee_of", broken)
+    case = made([client(0, [entry()])], privacy={"updates": {}})
+    checks._check_updates(case)
+    ((at, _, now),) = wrong(case)
+    assert (at, now[:12]) == ("setting.privacy.updates", "TypeError: x")
+
+
+@pytest.mark.parametrize("compare", [True, False])
+@pytest.mark.parametrize("other", [True, False])
+def test_totals_are_composed_again_once_for_equal_entries(compare, other, monkeypatch):
+    """Clients 0 and 5 have equal entries, 7 another delta, 8 entries that nobody takes. What is said is off by 1 %."""
+    closed = []
+
+    def close(self, compare):
+        closed.append((self.client, compare))
+        if self.client == 8:
+            raise ArithmeticError("no")
+        self.epsilon, self.by_kind = 2.0, {"logits": 1.0}
+
+    monkeypatch.setattr(ClientLedger, "close", close)
+    monkeypatch.setattr(checks, "_other_opacus", lambda case: other)
+
+    def of(k, epsilon, delta=1e-3, **facts):
+        return client(k, [entry(**facts)], delta=delta, epsilon=epsilon, by_kind={"logits": 1.0})
+
+    ledgers = [of(0, 2.0), of(5, 2.02, cosine=0.5), of(7, 2.0 * (1 + 1e-9), delta=1e-4), of(8, 2.0, sigma=9.0)]
+    case = made(ledgers)
+    checks.check_totals(case, compare=compare)
+    assert closed == [(0, compare), (7, compare), (8, compare)]
+    small = [] if other else [("ledger.1.epsilon", 2.02, 2.0)]
+    assert wrong(case) == [*small, ("ledger.3.entries", "entries", "no accountant takes them: no")]
+    case.record.ledger.pop()
+    case.found = Findings()
+    checks.check_totals(case, compare=compare)
+    assert ("recomputed" in [one.verdict for one in case.found.list]) is other

@@ -221,3 +221,165 @@ def test_a_share_of_the_tasks_is_chosen_by_the_reviewers_seed(share, wanted, mon
     assert len(asked) == wanted
     assert set(asked) <= {(0, 2), (0, 6), (0, 8), (1, 3), (1, 4)}
     assert asked == sorted(asked), "client after client"
+
+
+# --- a task, done again -----------------------------------------------------------------------------------------------
+
+
+def task_of(monkeypatch, digests, *, policies=True, attempts=3, terms=None, secret=b"secret", store=None):
+    """A rerun whose tasks give replies with these digests (None: no reply), one after the other, and all its tasks."""
+    tasks, replies = [], iter(digests)
+
+    def run_task(task):
+        tasks.append(task)
+        return SimpleNamespace(reply=next(replies))
+
+    monkeypatch.setattr(rerun, "run_task", run_task)
+    monkeypatch.setattr(rerun, "read_header", lambda reply: SimpleNamespace(digest=reply))
+    monkeypatch.setattr(rerun, "encode", lambda record: f"bytes of {record}")
+    monkeypatch.setattr(rerun, "task_key", lambda *of: of)
+    setting = SimpleNamespace(model_dump_json=lambda: "a setting")
+    world = SimpleNamespace(
+        setting=SimpleNamespace(model_dump_json=setting.model_dump_json, aggregate="plain"), guarantee=None,
+        policies={"logits": "policy"} if policies else {},
+    )  # fmt: skip
+    case = SimpleNamespace(attempts=attempts, run=SimpleNamespace(secret=secret), store=store, sums={})
+    return _Rerun(case, world, terms or {}), tasks
+
+
+def asked_of(readable=True):
+    down = SimpleNamespace(client=3, round=5, ask=1, fn="update", record=lambda: "what was sent")
+    return SimpleNamespace(down=down, up=SimpleNamespace(client=3, round=5, ask=1, digest="right"), readable=readable)
+
+
+@pytest.mark.parametrize("secret", [b"secret", None])
+def test_a_task_is_given_what_an_engine_gave_it(secret, monkeypatch):
+    again, _ = task_of(monkeypatch, [], terms={(3, 5, 1): "terms", (5, 3, 1): "others"}, secret=secret)
+    task = rerun._task(again, asked_of(), b"state", 2)
+    assert (task.setting, task.fn, task.k, task.t, task.ask) == ("a setting", "update", 3, 5, 1)
+    assert (task.state, task.message, task.attempt) == (b"state", "bytes of what was sent", 2)
+    assert (task.noise, task.terms) == ((secret or b"", 3, 5, 1, 2), "terms")
+    assert (task.drop, task.watch, task.here, task.followed, task.swap, task.replay) == (False,) * 4 + (None, None)
+
+
+@pytest.mark.parametrize(
+    ("digests", "policies", "attempts", "tried"),
+    [
+        (["right"], True, 3, [0]),
+        (["wrong", "right"], True, 3, [0, 1]),
+        ([None, "wrong", "wrong"], True, 3, [0, 1, 2]),
+        (["wrong"], True, 1, [0]),
+        (["wrong"], False, 3, [0]),  # without noise there is one attempt
+    ],
+)
+def test_each_attempt_at_a_task_is_tried(digests, policies, attempts, tried, monkeypatch):
+    again, tasks = task_of(monkeypatch, digests, policies=policies, attempts=attempts)
+    assert rerun._done_as(again, asked_of(), b"state").reply == digests[-1]
+    assert [task.attempt for task in tasks] == tried
+    assert {task.state for task in tasks} == {b"state"}
+
+
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(
+    ("digests", "right"),
+    [(["right"], True), (["wrong", "right"], True), ([None, "right"], True), ([None, "wrong"], False)],
+)
+def test_a_reply_from_the_first_or_the_last_state(digests, right, kept, monkeypatch):
+    store = SimpleNamespace(client=lambda k: f"last state of {k}") if kept else None
+    again, tasks = task_of(monkeypatch, digests, store=store)
+    outcome = _Outcome(done=4, exact=2)
+    assert rerun._from_any_state(again, asked_of(), outcome) is right
+    assert [task.state for task in tasks] == [None, "last state of 3" if kept else None][: len(digests)]
+    assert {task.attempt for task in tasks} == {0}
+    assert (outcome.done, outcome.exact) == ((5, 3) if right else (4, 2))
+
+
+def test_what_was_not_kept_comes_from_no_state(monkeypatch):
+    again, tasks = task_of(monkeypatch, [])
+    assert not rerun._from_any_state(again, asked_of(readable=False), _Outcome())
+    again.case.sums[5, 1] = "a sum"
+    again.world.setting.aggregate = "secure"
+    assert not rerun._from_any_state(again, asked_of(), _Outcome()), "its terms are not known"
+    assert tasks == []
+
+
+def test_a_task_is_readable_where_every_field_of_both_messages_was_kept():
+    def entry(fields, kept):
+        return SimpleNamespace(fields=fields, kept=kept.__contains__, seq=7, client=3, round=5, fn="update")
+
+    for down, up, readable in (("ab", "c", True), ("a", "c", False), ("ab", "", False)):
+        asked = rerun.Asked(entry(["a", "b"], down), entry(["c"], up))
+        assert asked.readable is readable
+    assert asked.where == "row 7: client 3, round 5, update"
+
+
+@pytest.mark.parametrize(
+    ("readable", "lacks", "words"),
+    [(False, False, "what was sent in round 2 was not kept"), (True, True, "the server's round 2 was not done again")],
+)
+def test_a_chain_ends_where_a_task_cannot_be_done_again(readable, lacks, words, monkeypatch):
+    """Under policies tasks are done in order from the first; the second of three cannot be, and two are wanted."""
+    tasks = [
+        SimpleNamespace(up=SimpleNamespace(seq=i), down=SimpleNamespace(round=i), readable=readable or i != 2)
+        for i in (1, 2, 3)
+    ]
+    done, bills = [], []
+    again = SimpleNamespace(
+        case="case", world=SimpleNamespace(policies={"logits": 1}), why_not="",
+        lacks_terms=lambda asked: lacks and asked.up.seq == 2,
+    )  # fmt: skip
+
+    def do(again, asked, state):
+        done.append((asked.up.seq, state))
+        return SimpleNamespace(state=b"after", reply=b"reply")
+
+    monkeypatch.setattr(rerun, "_done_as", do)
+    monkeypatch.setattr(rerun, "_compare", lambda *of: None)
+    monkeypatch.setattr(rerun, "_billed", lambda again, asked, done: f"bill of {asked.up.seq}")
+    monkeypatch.setattr(rerun, "_compare_bill", lambda case, asked, bill: bills.append(bill))
+    outcome = _Outcome()
+    rerun._rerun_client(again, tasks, {1, 3}, outcome)
+    assert (done, bills) == ([(1, None)], ["bill of 1"])
+    assert (outcome.done, outcome.unreadable) == (1, 1)
+    assert [text.startswith(words) for text in outcome.reasons] == [True]
+
+
+@pytest.mark.parametrize(
+    ("policies", "reply", "state", "tried", "bills"),
+    [
+        (True, b"reply", b"after", [(1, None), (2, b"after"), (3, b"after")], [2, 3]),
+        (False, b"reply", b"after", [(1, None), (2, b"after"), (3, b"after")], []),
+        (True, None, b"after", [(1, None), (2, b"after"), (3, b"after")], []),
+        (True, b"reply", None, [(1, None)], []),  # a client that has no state cannot be followed
+    ],
+)
+def test_a_client_goes_on_from_the_state_before(policies, reply, state, tried, bills, monkeypatch):
+    tasks = [
+        SimpleNamespace(up=SimpleNamespace(seq=i), down=SimpleNamespace(round=i), readable=True) for i in (1, 2, 3, 4)
+    ]
+    done, billed = [], []
+    again = SimpleNamespace(
+        case="case", world=SimpleNamespace(policies={"logits": 1} if policies else {}), why_not="",
+        lacks_terms=lambda asked: False,
+    )  # fmt: skip
+
+    def do(again, asked, state_):
+        done.append((asked.up.seq, state_))
+        return SimpleNamespace(state=state, reply=reply)
+
+    monkeypatch.setattr(rerun, "_from_any_state", lambda *of: False)
+    monkeypatch.setattr(rerun, "_done_as", do)
+    monkeypatch.setattr(rerun, "_compare", lambda *of: None)
+    monkeypatch.setattr(rerun, "_billed", lambda again, asked, done: asked.up.seq)
+    monkeypatch.setattr(rerun, "_compare_bill", lambda case, asked, bill: billed.append(bill))
+    outcome = _Outcome()
+    rerun._rerun_client(again, tasks, {2, 3}, outcome)
+    assert (done, billed) == (tried, bills)
+    assert outcome.done == len([seq for seq, _ in tried if seq in (2, 3)])
+
+
+def test_a_client_of_whom_nothing_can_be_done_again_says_why():
+    again = SimpleNamespace(case="case", world=None, why_not="no key")
+    outcome = _Outcome(unreadable=1, reasons=["another"])
+    rerun._rerun_client(again, [SimpleNamespace(up=SimpleNamespace(seq=4))], {4, 9}, outcome)
+    assert (outcome.unreadable, outcome.reasons) == (3, ["another", "no key"])

@@ -140,12 +140,12 @@ def test_sums_are_made_as_the_setting_says(aggregate, rows):
 
 
 def test_the_sum_before_another():
-    """Round 1 has two sums, round 2 none, round 3 those of asks 0 and 2."""
-    one, two, three, four = (
-        SumRecord(ask=ask, fn="f", invited=1, stayed=1, divisor=float(i)) for i, ask in enumerate((0, 1, 0, 2))
+    """Round 1 has two sums, round 2 none, round 3 those of asks 0, 2 and 5."""
+    one, two, three, four, five = (
+        SumRecord(ask=ask, fn="f", invited=1, stayed=1, divisor=float(i)) for i, ask in enumerate((0, 1, 0, 2, 5))
     )
     rounds = [
-        SimpleNamespace(round=t, sums=of) for t, of in ((1, [one, two]), (2, []), (3, [three, four]))
+        SimpleNamespace(round=t, sums=of) for t, of in ((1, [one, two]), (2, []), (3, [three, four, five]))
     ]  # fmt: skip
     case = case_of(rounds=rounds)
 
@@ -156,7 +156,8 @@ def test_the_sum_before_another():
     assert before(1, 1) is one
     assert before(3, 0) is two
     assert before(3, 2) is three
-    assert before(4, 0) is four
+    assert before(3, 5) is four
+    assert before(4, 0) is five
 
 
 def test_the_entry_of_a_sum_has_its_kind_and_its_grid():
@@ -232,3 +233,95 @@ def test_a_secure_run_without_sums_sent_nothing(aggregate, fields, direction):
     sums.check_sums_of_clients(case)
     wrong = aggregate == "secure" and fields and direction == "up"
     assert [one.verdict for one in case.found.list] == (["contradicted"] if wrong else [])
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_the_sums_of_a_round_are_held_against_its_record(bound, monkeypatch):
+    """The clip of each follows from the sum before: of the first that of an earlier round. The second's is told."""
+    asked = []
+
+    def record(case, terms, of, said):
+        asked.append((terms, of.ask, said and said.divisor))
+        return SumRecord(ask=of.ask, fn="f", invited=9, stayed=4, divisor=4.0)
+
+    monkeypatch.setattr(sums, "_record", record)
+    monkeypatch.setattr(sums, "last_sum", lambda rows: f"last of {[row.round for row in rows]}")
+    monkeypatch.setattr(sums, "at_the_clip", lambda terms, last: (terms, getattr(last, "divisor", last)))
+
+    def said(ask, divisor):
+        return SumRecord(ask=ask, fn="f", invited=9, stayed=4, divisor=divisor, cut_off=5)
+
+    rows = [SumRows(3, 0), SumRows(3, 1)]
+    rounds = [SimpleNamespace(round=t, sums=[]) for t in (1, 2)]
+    here = SimpleNamespace(round=3, sums=[said(0, 4.0 * (1 + 1e-12)), said(1, 4.5)])
+    case = case_of(rounds=[*rounds, here])
+    terms = "terms" if bound else None
+    assert sums._check_round(case, terms, 2, here, rows) is True
+    assert [(one.field, one.recorded, one.recomputed) for one in case.found.list] == [
+        ("rounds.2.sums.1.divisor", 4.5, 4.0)
+    ]
+    of_first, of_second = (("terms", "last of [1, 2]"), ("terms", 4.0 * (1 + 1e-12))) if bound else (None, None)
+    assert asked == [(of_first, 0, 4.0 * (1 + 1e-12)), (of_second, 1, 4.5)]
+    here.sums.pop()
+    case.found.list.clear()
+    assert sums._check_round(case, terms, 2, here, rows) is True, "one is missing in the record"
+    assert asked[-1][2] is None
+    here.sums.append(said(1, 4.0))
+    case.found.list.clear()
+    case.found.word("before", "kept")
+    assert sums._check_round(case, terms, 2, here, rows) is False
+    assert [one.figure for one in case.found.list] == ["before"], "one finding tells of all rounds"
+
+
+@pytest.mark.parametrize("wrong", ["", "invitations", "round"])
+def test_each_round_is_looked_at_with_its_own_sums(wrong, monkeypatch):
+    looked = []
+    monkeypatch.setattr(sums, "guarantee_of", lambda setting: "guarantee")
+
+    def invitations(case, terms, rows):
+        looked.append((terms, [(of.t, of.ask) for of in rows]))
+        return wrong == "invitations" and len(looked) == 1
+
+    def of_round(case, terms, i, row, rows):
+        looked.append((terms, i, row.round, [(of.t, of.ask) for of in rows]))
+        return wrong == "round" and i == 0
+
+    monkeypatch.setattr(sums, "_check_invitations", invitations)
+    monkeypatch.setattr(sums, "_check_round", of_round)
+    case = case_of(rounds=[SimpleNamespace(round=t, sums=[]) for t in (2, 3)])
+    case.sums = {(t, ask): SumRows(t, ask) for t, ask in ((3, 0), (2, 1), (2, 0))}
+    sums.check_sums_of_clients(case)
+    first, second = [(2, 0), (2, 1)], [(3, 0)]
+    assert looked == [
+        ("guarantee", first),
+        ("guarantee", 0, 2, first),
+        ("guarantee", second),
+        ("guarantee", 1, 3, second),
+    ]
+    found = [(one.verdict, one.figure, one.reason.partition(":")[0]) for one in case.found.list]
+    assert found == (
+        []
+        if wrong
+        else [
+            ("recomputed", "sums of clients", "3 sums"),
+            ("the author's word", "numbers cut off in sums", "only the clients saw them"),
+        ]
+    )
+
+
+def test_sums_of_a_record_whose_rows_are_gone_are_looked_at_too(monkeypatch):
+    """There are no rows, and the record has a sum. Rows that no run leaves are a contradiction."""
+    monkeypatch.setattr(sums, "guarantee_of", lambda setting: None)
+    said = SumRecord(ask=0, fn="f", invited=1, stayed=1, divisor=1.0)
+    case = case_of(rounds=[SimpleNamespace(round=1, sums=[]), SimpleNamespace(round=2, sums=[said])])
+    sums.check_sums_of_clients(case)
+    assert [(one.verdict, one.field) for one in case.found.list] == [("contradicted", "rounds.1.sums")]
+
+    def broken(*of):
+        raise KeyError("x" * 400)
+
+    monkeypatch.setattr(sums, "_check_round", broken)
+    case.found.list.clear()
+    sums.check_sums_of_clients(case)
+    ((verdict, now),) = [(one.verdict, one.recomputed) for one in case.found.list]
+    assert (verdict, now[:12]) == ("contradicted", "KeyError: 'x")

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedaudit.errors import RunError, SettingError
 from fedaudit.runtime.run_record import Absence, RoundRecord
 from fedaudit.verify import traffic
 from fedaudit.verify.finding import Findings
@@ -197,3 +198,188 @@ def test_five_wrong_messages_are_named():
         index._wrong(f"{i}.size", i, i + 1)
     assert index.wrong
     assert [one.field for one in case.found.list if one.figure == "messages"] == [f"{i}.size" for i in range(5)]
+
+
+# --- declared traffic ------------------------------------------------------------------------------------------------
+
+
+def declared_case(aggregate="plain", other_code="", sums=None, rounds=((1, [4, 2]), (3, [5]))):
+    """The plan and the formula tell what they were given."""
+    setting = SimpleNamespace(aggregate=aggregate, method="fedavg")
+    method = SimpleNamespace(traffic=lambda plan: None if plan[0] == 3 else ("declared", plan))
+    world = SimpleNamespace(
+        method=method, setting=setting, plan=lambda t, who, asks, choices: (t, tuple(who), asks, choices)
+    )
+    record = SimpleNamespace(
+        traffic_declared=True, setting=setting, rounds=[SimpleNamespace(round=t, participants=who) for t, who in rounds]
+    )
+    return SimpleNamespace(
+        found=Findings(), world=world, record=record, other_code=other_code, foreign_transport=False, sums=sums or {}
+    )
+
+
+READ = SimpleNamespace(
+    by_round={
+        t: SimpleNamespace(asks=lambda t=t: f"asks {t}", choices=f"choices {t}", whole=f"measured {t}") for t in (1, 3)
+    }
+)
+
+
+@pytest.mark.parametrize("aggregate", ["plain", "secure"])
+def test_what_a_method_declares_of_each_round_is_compared(aggregate, monkeypatch):
+    """Sums of a round are handed on in their order. In round 3 the method declares nothing."""
+    compared = []
+    monkeypatch.setattr(traffic, "compare", lambda *of, method, t: compared.append((*of, method, t)))
+    monkeypatch.setattr(traffic, "in_sums", lambda method, declared, sums: ("in sums", declared, sums))
+    sums = {
+        key: SimpleNamespace(facts=lambda key=key: f"facts of {key}") for key in ((1, 2), (3, 0), (1, 0))
+    }  # fmt: skip
+    case = declared_case(aggregate, sums=sums)
+    traffic.check_declared(case, READ)
+    first = ("declared", (1, (4, 2), "asks 1", "choices 1"))
+    if aggregate == "secure":
+        first = ("in sums", first, ["facts of (1, 0)", "facts of (1, 2)"])
+    assert compared == [(first, "measured 1", "fedavg", 1), (None, "measured 3", "fedavg", 3)]
+    assert [(one.verdict, one.reason) for one in case.found.list] == [
+        ("recomputed", "2 rounds agree with the method's formula")
+    ]
+
+
+LINES = """Not as declared.
+  words of measured bytes
+  words of declared bytes
+  up Local.w  declared 5 B  measured 7 B
+  down x  declared 1 B  measured 2 B"""
+
+
+@pytest.mark.parametrize(
+    ("error", "other_code", "told"),
+    [
+        (RunError(LINES), "", ("contradicted", "round 1, up Local.w", "7 B", "5 B")),
+        (
+            RunError("something else broke"),
+            "",
+            ("contradicted", "round 1, something else", "other traffic", "a formula"),
+        ),
+        (RunError(LINES), "changed", ("the author's word", "", None, None)),
+        (SettingError("no such model"), "", ("the author's word", "", None, None)),
+        (KeyError("share"), "", ("contradicted", "round 1", "rows of sums", "KeyError: 'share'")),
+    ],
+)
+def test_what_is_told_where_traffic_is_not_as_declared(error, other_code, told, monkeypatch):
+    def compare(*of, **more):
+        raise error
+
+    monkeypatch.setattr(traffic, "compare", compare)
+    case = declared_case(other_code=other_code)
+    traffic.check_declared(case, READ)
+    (found,) = case.found.list
+    assert (found.verdict, found.field, found.recorded, found.recomputed) == told
+    if found.verdict == "the author's word":
+        assert ("other code (changed)" if other_code else "cannot be computed here: no such model") in found.reason
+
+
+# --- transcript and messages -----------------------------------------------------------------------------------------
+
+
+def test_without_an_index_nothing_else_of_the_transcript_is_looked_at(tmp_path):
+    case = SimpleNamespace(folder=tmp_path, found=Findings())
+    traffic.check_transcript(case)
+    assert [(one.verdict, one.file, one.field, one.recomputed) for one in case.found.list] == [
+        ("contradicted", "transcript/index.jsonl", "the file", "nothing")
+    ]
+
+
+def test_every_damage_and_another_digest_are_named(tmp_path):
+    (tmp_path / "transcript").mkdir()
+    (tmp_path / "transcript" / "index.jsonl").touch()
+    damage = [SimpleNamespace(file=f"{i}.pack", place=f"row {i}", recorded=i, found=-i) for i in (1, 2)]
+    contents = SimpleNamespace(damage=damage, text=lambda: "3 messages", digest="now", dropped=[])
+    case = SimpleNamespace(
+        folder=tmp_path, contents=contents, record=SimpleNamespace(transcript_digest="then"), found=Findings()
+    )
+    traffic.check_transcript(case)
+    assert [(one.figure, one.file, one.field, one.recorded, one.recomputed) for one in case.found.list] == [
+        ("transcript", "transcript/1.pack", "row 1", 1, -1),
+        ("transcript", "transcript/2.pack", "row 2", 2, -2),
+        ("transcript's digest", "record.json", "transcript_digest", "then", "now"),
+    ]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_digest_of_a_sum_is_looked_at_and_no_size(known, monkeypatch):
+    index, seen = traffic._Index(SimpleNamespace(found=Findings(), foreign_transport=False)), []
+    monkeypatch.setattr(traffic, "stored_header", lambda *row: ("head of", *row) if known else None)
+    monkeypatch.setattr(index, "_digest", lambda row, head, where: seen.append((row["seq"], head, where)))
+    index.row({"type": "sum", "tree": "tree", "tensors": "tensors", "digest": "d", "seq": 8, "round": 1})
+    assert seen == ([(8, "head of", "row 8")] if known else [])
+    assert (index.messages, index.unknown, dict(index.by_round)) == (0, 0, {})
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_the_sizes_of_a_message(known, monkeypatch):
+    """What is not said of a field is 0, but for what there was before compression. The frame counts as a field."""
+    index = traffic._Index(SimpleNamespace(found=Findings(), foreign_transport=False))
+    said = {
+        "w": {"payload": 8, "buffers": 2, "wire": 30, "whole": 64}, "n": {"payload": 0, "buffers": 0, "wire": 5},
+        "(frame)": {"payload": 0, "buffers": 0, "wire": 7},
+    }  # fmt: skip
+    now = {**said, "w": {"payload": 8, "buffers": 2, "wire": 31, "whole": 64}}
+    monkeypatch.setattr(traffic, "stored_header", lambda *row: ("head", 50) if known else None)
+    monkeypatch.setattr(traffic, "measure", lambda head, size: now if (head, size) == ("head", 50) else None)
+    digests = []
+    monkeypatch.setattr(index, "_digest", lambda row, head, where: digests.append((head, where)))
+    fields = {"w": {**said["w"], "role": "private"}, "n": {"wire": 5, "payload": None}}
+    row = {"fields": fields, "frame": 7, "bytes": 40, "tree": {}, "tensors": [], "digest": "d"}
+    assert index._sizes(row, "row 4") == (now if known else said)
+    assert index.unknown == (not known)
+    assert digests == ([("head", "row 4")] if known else [])
+    wrong = [("row 4, bytes", 40, 42)] + ([("row 4, w", str(said["w"]), str(now["w"]))] if known else [])
+    assert [(one.field, one.recorded, one.recomputed) for one in index.case.found.list] == wrong
+
+
+def test_a_message_of_which_one_pack_is_gone_has_no_digest(tmp_path, monkeypatch):
+    (tmp_path / "transcript").mkdir()
+    (tmp_path / "transcript" / "000002.logits.pack").write_bytes(b"abcdefghij")
+    case = SimpleNamespace(found=Findings(), folder=tmp_path)
+    index = traffic._Index(case)
+    monkeypatch.setattr(
+        traffic, "stored_digest", lambda head, content: b"".join(map(bytes, map(content, (0, 1)))).decode()
+    )
+    head = SimpleNamespace(text="head", tensors=["one", "two"])
+
+    def row(*kinds):
+        tensors = [["w", [3], kind, 2 + i, 3, "x"] for i, kind in enumerate(kinds)]
+        return {"type": "message", "round": 2, "tensors": tensors, "digest": "cdedef"}
+
+    for kinds in (("logits", "weights"), ("weights", "logits")):
+        index._digest(row(*kinds), head, "row 1")
+        assert (index.digests, index.wrong) == (0, False)
+    index._digest(row("logits", "logits"), head, "row 2")
+    assert (index.digests, index.wrong) == (1, False)
+
+
+def test_figures_of_the_record_that_follow_from_the_index(monkeypatch):
+    """Each of them is compared with what the index has; the clients that were asked follow from the seed."""
+    read = SimpleNamespace(row=[].append, close=lambda: None, fields=lambda: ["fields"], releases=lambda: ["releases"])
+    kept = {"round": 1, "participants": [2], "up_payload": 5, "up_wire": 6, "down_payload": 7, "down_wire": 8}
+    said = RoundRecord.model_construct(**kept, absent=[], utility=None)
+    read.round = lambda row: row.model_copy(update={"up_wire": 9})
+    monkeypatch.setattr(traffic, "_Index", lambda case: read)
+    monkeypatch.setattr(traffic, "participants_of", lambda setting, t: [t + 2])
+    monkeypatch.setattr(traffic, "check_sums_of_clients", lambda case: None)
+    monkeypatch.setattr(traffic, "check_declared", lambda case, index: None)
+    record = SimpleNamespace(rounds=[said], traffic=["others"], releases=["few"], setting="a setting")
+    for foreign in (True, False):
+        case = SimpleNamespace(
+            found=Findings(), record=record, foreign_transport=foreign, transcript=SimpleNamespace(rows=list)
+        )
+        traffic.check_traffic(case)
+        wrong = [(one.field, one.recorded, one.recomputed) for one in case.found.list]
+        own = [] if foreign else [("rounds.participants.0.0", 2, 3)]
+        assert wrong == [
+            ("rounds.0.up_wire", 6, 9),
+            ("traffic.0", "others", "fields"),
+            ("releases.0", "few", "releases"),
+            *own,
+        ]

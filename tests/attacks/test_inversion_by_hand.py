@@ -1,0 +1,282 @@
+"""What inversion attacks make of what a view shows: each step by other code, on tensors that are made up."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from scenes import Entry, scene
+from torch import nn
+
+from fedaudit.attacks.inversion import _invert, decoder, prototype_inversion
+from fedaudit.attacks.inversion._invert import Inverter, Inverting, learn, model_at
+from fedaudit.attacks.inversion.decoder import DecoderAttack
+from fedaudit.attacks.inversion.feature_match import FeatureMatch
+from fedaudit.attacks.inversion.gradient_match import closed_form, first_linear
+from fedaudit.attacks.inversion.prototype_inversion import PrototypeInversion
+from fedaudit.attacks.property import prototype_property
+from fedaudit.attacks.property.prototype_property import from_noise
+from fedaudit.attacks.shared._means import ShadowMeans
+from fedaudit.errors import ThreatError
+from fedaudit.wire.release import Protection
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- closed form ------------------------------------------------------------------------------------------------------
+
+
+def test_inputs_of_a_linear_layer_in_closed_form():
+    """Entries of the bias 0, 1, -4, 2, 3 and 0.5, the largest first: -4, 3, 2, 1, 0.5. The row of 3 leaves [-1, 1],
+    that of 1 is that of -4 but for 0.005, and that of 0.5 differs from it in one pixel."""
+    bias = torch.tensor([0.0, 1.0, -4.0, 2.0, 3.0, 0.5])
+    images = torch.tensor([[9.0, 9.0], [0.505, 0.25], [0.5, 0.25], [-1.0, 1.0005], [0.1, 1.5], [0.5, 0.27]])
+    update = {"l.weight": images * bias[:, None], "l.bias": bias, "m.bias": torch.ones(6)}
+    wanted = [[0.5, 0.25], [-1.0, 1.0005], [0.5, 0.27]]
+    assert closed_form(update, "l", 9).numpy() == pytest.approx(np.array(wanted), abs=1e-6)
+    assert closed_form(update, "l", 2).numpy() == pytest.approx(np.array(wanted[:2]), abs=1e-6)
+    update["l.weight"] = update["l.weight"] + torch.tensor([0.0, 1.0, 1.0, 1.0, 1.0, 1.0])[:, None] * 100
+    assert closed_form(update, "l", 9).tolist() == [[-1.0, -1.0]], "none lies within: the first, as near as it may be"
+
+
+def test_the_first_layer_with_weights_decides():
+    linear = nn.Linear(4, 3)
+    assert first_linear(nn.Sequential(nn.Flatten(), linear, nn.Linear(3, 2)), 4) == "1"
+    assert first_linear(nn.Sequential(nn.Flatten(), linear, nn.Linear(3, 2)), 3) is None
+    assert first_linear(nn.Sequential(nn.Conv2d(1, 1, 1), linear), 4) is None
+    assert first_linear(nn.Sequential(nn.Linear(4, 3, bias=False)), 4) is None
+    assert first_linear(nn.Flatten(), 4) is None
+
+
+# --- inverters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dull", [False, True])
+def test_inputs_are_standardised_by_the_first_draw(dull, monkeypatch):
+    """An entry that never varies is divided by a tenth of the mean spread; if none varies, by a millionth."""
+    jobs = []
+    monkeypatch.setattr(_invert, "join", jobs.append)
+
+    class Through(nn.Module):
+        def __init__(self, inputs, shape, width):
+            super().__init__()
+            jobs.append((inputs, tuple(shape), width))
+
+        def forward(self, e):
+            return e
+
+    monkeypatch.setattr(_invert, "Inverter", Through)
+    first = torch.tensor([[1.0, 5.0, 7.0], [3.0, 5.0, 13.0]])
+    first = first[:1].repeat(2, 1) if dull else first
+    later = torch.tensor([[2.0, 6.0, 4.0]])
+    images = torch.zeros(2, 1, 4, 4)
+
+    def draw(index):
+        return (first, images) if len(index) == 2 else (later, images[:1])
+
+    rng = torch.Generator()
+    invert = learn(draw, 2, (1, 4, 4), steps=3, batch=5, width=2, lr=0.25, rng=rng)
+    size, job = jobs
+    assert size == (3, (1, 4, 4), 2)
+    assert (job.records, job.steps, job.batch, job.lr, job.rng) == (2, 3, 5, 0.25, rng)
+    mean = first.mean(0)
+    scale = torch.full((3,), 1e-6) if dull else torch.tensor([1.0, 0.1 * 4 / 3, 3.0])
+    assert job.draw(torch.arange(1))[0][0].tolist() == pytest.approx(((later - mean) / scale)[0].tolist())
+    assert invert(later)[0].tolist() == pytest.approx(((later - mean) / scale)[0].tolist())
+    assert not job.model.training
+
+
+def test_an_inverter_learns_by_adam_with_a_falling_step():
+    """Four steps by a loop written anew: the step is lr (1 + cos(pi t / 4)) / 2."""
+    x, e = drawn(5, 1, 5, 6).clamp(-1, 1), drawn(5, 2, seed=1)
+    torch.manual_seed(0)
+    model = Inverter(2, (1, 5, 6), 2).double()
+    other = Inverter(2, (1, 5, 6), 2).double()
+    other.load_state_dict(model.state_dict())
+    indices = []
+
+    def draw(index):
+        indices.append(index)
+        return e[index], x[index]
+
+    told = []
+    job = Inverting(model, draw, 5, 4, 3, 0.01, torch.Generator().manual_seed(5), lambda *of: told.append(of))
+    job.alone()
+    assert [len(index) for index in indices] == [3, 2, 3, 2]
+    assert told == [(t, 4, f"inverter, step {t} of 4") for t in range(4)]
+    free = [p for p in other.parameters() if p.requires_grad]
+    optimiser = torch.optim.Adam(free, lr=0.01)
+    for t, index in enumerate(indices):
+        optimiser.param_groups[0]["lr"] = 0.01 * (1 + math.cos(math.pi * t / 4)) / 2
+        optimiser.zero_grad()
+        ((other(e[index]) - x[index]) ** 2).mean().backward()
+        optimiser.step()
+    for name, p in model.state_dict().items():
+        torch.testing.assert_close(p, other.state_dict()[name], rtol=1e-6, atol=1e-8)
+
+
+def test_an_inverter_grows_twice_and_is_cut_to_the_image():
+    model = Inverter(3, (2, 5, 6), 4)
+    assert model.seed == (8, 2, 2)
+    assert model.layers(torch.zeros(1, 8, 2, 2)).shape == (1, 2, 8, 8)
+    assert model(torch.zeros(7, 3)).shape == (7, 2, 5, 6)
+    widths = [(m.in_channels, m.out_channels, m.kernel_size) for m in model.layers if isinstance(m, nn.Conv2d)]
+    assert widths == [(8, 4, (3, 3)), (4, 4, (3, 3)), (4, 2, (3, 3))]
+    assert [p.requires_grad for m in model.layers if isinstance(m, nn.Conv2d) for p in (m.bias,)] == [
+        False,
+        False,
+        True,
+    ]
+
+
+def test_the_model_behind_a_release(monkeypatch):
+    """The one in the same message if it is whole and was kept, else the one that the client had been sent."""
+    sent = nn.Linear(1, 1)
+    models = {"whole": nn.Linear(2, 2), "part": None}
+    monkeypatch.setattr(_invert, "model_of", lambda scene, target, value: models[value])
+    monkeypatch.setattr(_invert, "received", lambda scene, entry: sent if entry.round == 1 else None)
+    here = scene()
+    own = Entry("up", 0, 1, e=("embeddings", "whole"), w=("weights", "part"), v=("weights", "whole"))
+    found = model_at(here, own)
+    assert found is models["whole"]
+    assert not found.training
+    assert not any(p.requires_grad for p in found.parameters())
+    for entry in (
+        Entry("up", 0, 1, e=("embeddings", "whole")),
+        Entry("up", 0, 1, dropped=True, v=("weights", "whole")),
+    ):
+        sent.train().requires_grad_(True)
+        assert model_at(here, entry) is sent
+        assert not sent.training
+        assert not sent.weight.requires_grad
+    assert model_at(here, Entry("up", 0, 2, w=("weights", "part"))) is None
+
+
+# --- single attacks ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "clip"), [("embeddings", 1.5), ("embeddings", None), ("prototypes", 1.5), ("logits", 1.5)]
+)
+def test_the_gap_of_a_match_by_numpy(kind, clip):
+    """Outputs are 2 x of the first two pixels, logits 3 x; only embeddings are clipped. Rows 2 and 0 are matched."""
+
+    class Model:
+        def encode(self, x):
+            return 2 * x.flatten(1)[:, :2]
+
+        def __call__(self, x):
+            return 3 * x.flatten(1)[:, :2]
+
+    targets, x = drawn(3, 2, seed=1), drawn(2, 1, 3, 3, seed=2)
+    index = torch.tensor([2, 0])
+    protection = Protection(mechanism="gaussian", sigma=1.0, clip=clip)
+    found = FeatureMatch(tv=0.5)._loss(kind, Model(), targets, protection)(x, index)
+    for i, row in enumerate(index.tolist()):
+        image = x[i, 0].numpy()
+        made = (3 if kind == "logits" else 2) * image.flatten()[:2]
+        if kind == "embeddings" and clip is not None:
+            made = made * min(1.0, clip / np.linalg.norm(made))
+        target = targets[row].numpy()
+        variation = np.abs(np.diff(image, axis=0)).mean() + np.abs(np.diff(image, axis=1)).mean()
+        wanted = ((made - target) ** 2).sum() / (target**2).sum() + 0.5 * variation
+        assert float(found[i]) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("found", "model", "auxiliary", "words"),
+    [
+        ([], True, 2, "released no embeddings with one row per record"),
+        (["first", "last"], False, 2, "sees no encoder of client 0"),
+        (["first", "last"], True, 0, "no auxiliary images to train on"),
+        (["first", "last"], True, 2, None),
+    ],
+)
+def test_what_a_decoder_needs(found, model, auxiliary, words, monkeypatch):
+    asked = []
+    monkeypatch.setattr(decoder.Attack, "cannot", lambda self, scene: None)
+    monkeypatch.setattr(decoder, "per_record", lambda scene, kind: [(name, "e") for name in found])
+    monkeypatch.setattr(decoder, "model_at", lambda scene, entry: asked.append(entry) or (True if model else None))
+    y = torch.zeros(auxiliary).long()
+    told = DecoderAttack().cannot(scene(auxiliary=(y, y)))
+    assert told is None if words is None else words in told
+    assert asked == (["last"] if found else [])
+    monkeypatch.setattr(decoder.Attack, "cannot", lambda self, scene: "another reason")
+    assert DecoderAttack().cannot(scene(auxiliary=(y, y))) == "another reason"
+
+
+def test_some_images_of_a_decoder_are_averages_of_two():
+    """The draws are repeated from an equal generator: another image, its weight, and whether it is mixed at all."""
+    x = drawn(5, 1, 2, 2).float()
+    image = x[:3]
+    found = DecoderAttack(mix=0.6)._mixed(image, x, torch.Generator().manual_seed(4))
+    rng = torch.Generator().manual_seed(4)
+    other = torch.randint(5, (3,), generator=rng)
+    weight, dice = torch.rand(3, 1, 1, 1, generator=rng), torch.rand(3, 1, 1, 1, generator=rng)
+    for i in range(3):
+        w = float(weight[i])
+        wanted = w * image[i] + (1 - w) * x[other[i]] if float(dice[i]) < 0.6 else image[i]
+        torch.testing.assert_close(found[i], wanted)
+    for attack in (DecoderAttack(mix=0.0), DecoderAttack(mix=0.6, labels=True)):
+        assert attack._mixed(image, x, rng) is image
+
+
+def test_an_image_of_each_class_from_what_shadows_sent(monkeypatch):
+    """Class 0: three shadows, whose images follow their vectors by A. Class 1: one shadow. Class 2: another width."""
+    A = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 0.25, 0.0, 0.0]], dtype=torch.float64)
+    p = torch.tensor([[0.1, 0.2], [0.3, 0.0], [-0.1, 0.4]], dtype=torch.float64)
+    x = p @ A
+    monkeypatch.setattr(prototype_inversion, "learned", lambda pairs: A if len(pairs) == 1 else None)
+    pairs = {0: (p, x), 1: (p[:1], x[:1]), 2: (torch.zeros(3, 5), x)}
+    monkeypatch.setattr(PrototypeInversion, "_pairs", lambda self, scene, shadows, c: pairs[c])
+    target = SimpleNamespace(of={2: torch.zeros(2), 0: torch.tensor([0.5, -0.5]), 1: torch.zeros(2)})
+    monkeypatch.setattr(PrototypeInversion, "compared", lambda self, scene, online: (target, None) if not online else 0)
+    found = PrototypeInversion().run(scene())
+    assert found.labels.tolist() == [0]
+    wanted = x.mean(0) + (torch.tensor([0.5, -0.5], dtype=torch.float64) - p.mean(0)) @ A
+    assert found.images.flatten().tolist() == pytest.approx(wanted.tolist())
+    target.of.pop(0)
+    with pytest.raises(ThreatError, match="no shadow sent a vector"):
+        PrototypeInversion().run(scene())
+
+
+def test_the_mean_image_behind_a_shadows_vector():
+    """Shadows 0 and 2 sent class 1. Records 1, 2 and 4 are of it; shadow 2 holds 2 and 4, shadow 0 none."""
+    pool = (torch.arange(5.0)[:, None, None, None].expand(5, 1, 2, 2), torch.tensor([0, 1, 1, 0, 1]))
+    member = torch.tensor([[1, 0, 0, 1, 0], [1, 1, 1, 1, 1], [1, 0, 1, 0, 1]]).bool()
+    shadows = ShadowMeans([{1: torch.tensor([5.0])}, {0: torch.tensor([6.0])}, {1: torch.tensor([7.0])}], member, ())
+    p, x = PrototypeInversion()._pairs(scene(pool=pool), shadows, 1)
+    assert (p.tolist(), x[:, 0].tolist()) == ([[5.0], [7.0]], [0.0, 3.0])
+    assert [len(part) for part in PrototypeInversion()._pairs(scene(pool=pool), shadows, 2)] == [0, 0]
+
+
+def test_sizes_of_classes_from_the_noise_by_numpy(monkeypatch):
+    """sigma_c is the root mean square of differences of two rounds over sqrt 2, and N_c = 1 + K / sigma_c."""
+    smallest = {"value": 3.0}
+    monkeypatch.setattr(
+        prototype_property, "mechanism_of", lambda public: SimpleNamespace(smallest_class=lambda of: smallest["value"])
+    )
+    rows = {0: drawn(3, 2), 2: 9.0 * drawn(2, 2, seed=3)}
+    found = [
+        SimpleNamespace(of={0: rows[0][0], 2: rows[2][0]}, protection=SimpleNamespace(sigma=99.0)),
+        SimpleNamespace(of={0: rows[0][1]}, protection=SimpleNamespace(sigma=99.0)),
+        SimpleNamespace(of={0: rows[0][2], 2: rows[2][1]}, protection=SimpleNamespace(sigma=2.5)),
+    ]
+    K = 3.0 * 2.5
+    sigma = {c: math.sqrt((np.diff(of.numpy(), axis=0) ** 2).mean() / 2) for c, of in rows.items()}
+    wanted = {c: 1 + max(K / sigma[c], 3.0) for c in (0, 2)}
+    assert from_noise(found, {0, 2}) == pytest.approx(wanted)
+    assert K / sigma[2] < 3.0 < K / sigma[0], "one is at the smallest class, the other above it"
+    found[2].of.pop(2)
+    assert from_noise(found, {0, 2}) is None, "one vector has no difference"
+    assert from_noise(found, {0}) == pytest.approx({0: wanted[0]})
+    for value in (None, 0.5):
+        smallest["value"] = value
+        assert from_noise(found, {0}) is None
+    smallest["value"] = 1.0
+    assert from_noise(found, {0}) is not None

@@ -1,0 +1,470 @@
+"""What membership attacks make of what a view shows: whole runs on made-up views, and the same by other code."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from scenes import Entry, scene
+from torch import nn
+
+from fedaudit.attacks.membership import (
+    chosen_queries,
+    entropy,
+    logit_gap,
+    modified_entropy,
+    prototype_membership,
+    update_alignment,
+)
+from fedaudit.attacks.membership.chosen_queries import ChosenQueries
+from fedaudit.attacks.membership.lira import gaussians, log_density
+from fedaudit.attacks.membership.logit_gap import LogitGap
+from fedaudit.attacks.membership.nearest_synthetic import NearestSynthetic
+from fedaudit.attacks.membership.prototype_membership import PrototypeMembership
+from fedaudit.attacks.membership.update_alignment import UpdateAlignment
+from fedaudit.attacks.shared import _means, _models
+from fedaudit.attacks.shared._means import MeansAttack, ShadowMeans
+from fedaudit.attacks.shared._models import ModelAttack, ShadowAttack, draw
+from fedaudit.errors import ThreatError
+from fedaudit.wire.release import Protection
+
+
+def drawn(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+# --- updates of several clients ---------------------------------------------------------------------------------------
+
+
+def test_cosines_by_one_gradient_after_another(monkeypatch):
+    """Five candidates, three at a time at most, and two updates of 15 entries."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)).double()
+    x, y, updates = drawn(5, 1, 2, 2), torch.tensor([0, 2, 1, 1, 0]), drawn(2, 15, seed=1)
+    sizes, real = [], update_alignment.vmap
+
+    def counted(function, in_dims):
+        mapped = real(function, in_dims=in_dims)
+        return lambda params, part, labels: sizes.append(len(part)) or mapped(params, part, labels)
+
+    monkeypatch.setattr(update_alignment, "vmap", counted)
+    monkeypatch.setattr(update_alignment, "ENTRIES", 3 * 15 + 14)
+    wanted = np.zeros((2, 5))
+    for i in range(5):
+        loss = -model(x[i : i + 1]).log_softmax(1)[0, y[i]]
+        g = torch.cat([part.flatten() for part in torch.autograd.grad(loss, list(model.parameters()))]).numpy()
+        for k in range(2):
+            u = updates[k].numpy()
+            wanted[k, i] = g @ u / math.sqrt((g @ g) * (u @ u))
+    assert update_alignment.cosines(model, x, y, updates).detach().numpy() == pytest.approx(wanted, rel=1e-9)
+    assert sizes == [3, 2]
+    monkeypatch.setattr(update_alignment, "ENTRIES", 1)
+    update_alignment.cosines(model, x, y, updates)
+    assert sizes[2:] == [1] * 5
+
+
+@pytest.mark.parametrize("null", ["shrunken", "own"])
+@pytest.mark.parametrize(
+    ("measure", "together", "last"),
+    [
+        # Rounds 3 and 7; round 5 shows too little. Losses are 10 t, cosines t, and none in round 7.
+        ("loss", 50.0, 70.0),
+        ("cosine", 3.0, None),
+        ("both", (30 + 3 + 70) / 3, 70.0),
+    ],
+)
+def test_measurements_are_averaged_over_rounds(measure, together, last, null, monkeypatch):
+    monkeypatch.setattr(update_alignment, "above_null", lambda measured: measured[0] + measured[1] * 0)
+    monkeypatch.setattr(update_alignment, "one_tailed", lambda measured: measured[0] + 1000)
+    monkeypatch.setattr(update_alignment, "in_chunks", lambda model, x: model)
+    monkeypatch.setattr(update_alignment, "confidence", lambda z, y: z)
+    monkeypatch.setattr(UpdateAlignment, "_rounds", lambda self, scene: [3, 5, 7])
+    shown = {t: {k: ("entry", torch.tensor([10.0 * t + k])) for k in (0, 4, 2)} for t in (3, 7)}
+    monkeypatch.setattr(UpdateAlignment, "_shown", lambda self, scene, t: shown.get(t, {}))
+    cosines = {3: torch.tensor([[3.0], [9.0]]), 7: None}
+    by_models = {id(of): t for t, of in shown.items()}
+    monkeypatch.setattr(UpdateAlignment, "_cosines", lambda self, scene, of: cosines[by_models[id(of)]])
+    found = UpdateAlignment(measure=measure, null=null).run(SimpleNamespace(x=None, y=None))
+    more = 1000 if null == "own" else 0
+    assert found.scores.tolist() == pytest.approx([together + more])
+    assert (found.last is None) if last is None else found.last.tolist() == [last + more]
+
+
+def test_rounds_and_models_that_can_be_compared(monkeypatch):
+    """Client 3 has another network, 4 did not answer in round 2, 5's model is not whole."""
+    uploads = {k: {9: ("e", "w"), 2: (f"entry {k}", "w"), 4: ("e", "w")} for k in (1, 2, 3, 5, 6)} | {4: {}}
+    monkeypatch.setattr(update_alignment, "uploads", lambda scene, k: uploads[k])
+    monkeypatch.setattr(update_alignment, "others", lambda scene: [2, 3, 4, 5, 6])
+    monkeypatch.setattr(
+        update_alignment, "trained", lambda scene, entry, w: None if entry == "entry 5" else f"model of {entry}"
+    )
+    here = SimpleNamespace(target=1, arch=lambda k: "cnn" if k == 3 else "mlp")
+    assert UpdateAlignment()._rounds(here) == [2, 4, 9]
+    assert UpdateAlignment(rounds=2)._rounds(here) == [4, 9]
+    assert UpdateAlignment()._shown(here, 2) == {
+        k: (f"entry {k}", f"model of entry {k}") for k in (1, 2, 6)
+    }  # fmt: skip
+    uploads[6].pop(2)
+    assert UpdateAlignment()._shown(here, 2) == {}, "one other is no null distribution"
+    uploads[6][2] = ("entry 6", "w")
+    uploads[1].pop(2)
+    uploads[4][2] = ("entry 4", "w")
+    assert UpdateAlignment()._shown(here, 2) == {}, "the target's is missing"
+
+
+# --- gaps -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pair", ["means", "clients", "auxiliary"])
+def test_a_gap_is_the_targets_less_the_other_sides(pair, monkeypatch):
+    calls = []
+    monkeypatch.setattr(logit_gap, "class_means", lambda scene: [(1.0,), (4.0,)] if pair == "means" else [])
+    monkeypatch.setattr(logit_gap, "tracing", lambda scene, value: torch.tensor([value, 2 * value]))
+    answers = {2: (torch.zeros(2, 1), "answer 2"), 5: (torch.ones(3, 1), "answer 5")}
+    monkeypatch.setattr(logit_gap, "shared", lambda scene, k, rounds: answers if (k, rounds) == (0, 3) else {})
+    monkeypatch.setattr(LogitGap, "_consensus", lambda self, scene, of: ["consensus"] if pair == "clients" else [])
+
+    def distilled(scene, arch, pairs, steps):
+        calls.append((arch, pairs, steps))
+        return torch.tensor([10.0, 30.0]) if pairs == list(answers.values()) else torch.tensor([1.0, 2.0])
+
+    def imitated(scene, arch, teacher, images, steps):
+        calls.append((arch, teacher, images.flatten().tolist(), steps))
+        return torch.tensor([5.0, 7.0])
+
+    monkeypatch.setattr(logit_gap, "distilled", distilled)
+    monkeypatch.setattr(logit_gap, "imitated", imitated)
+    monkeypatch.setattr(logit_gap, "taught", lambda scene, arch, x, y, steps: (arch, len(x), len(y), steps))
+    monkeypatch.setattr(logit_gap, "in_chunks", lambda model, x: model)
+    monkeypatch.setattr(logit_gap, "confidence", lambda z, y: z)
+    here = scene(auxiliary=(torch.zeros(6, 1), torch.zeros(6)))
+    found = LogitGap(rounds=3, steps=9).run(here).scores.tolist()
+    own = ("net 0", list(answers.values()), 9)
+    if pair == "means":
+        assert (found, calls) == ([5.0, 10.0], [])
+    elif pair == "clients":
+        assert (found, calls) == ([9.0, 28.0], [own, ("net 0", ["consensus"], 9)])
+    else:
+        images = [0.0, 0.0, 1.0, 1.0, 1.0]
+        assert (found, calls) == ([5.0, 23.0], [own, ("net 0", ("net 0", 6, 6, 9), images, 9)])
+
+
+@pytest.mark.parametrize("clip", [None, 1.5])
+def test_tracing_by_numpy(clip, monkeypatch):
+    """Prototypes of two entries. Class 2 has one auxiliary record, class 3 none, and class 1 no mean."""
+    asked = []
+
+    def told(d, a, Sigma, extra, sigma):
+        asked.append((d.numpy(), a.numpy(), Sigma.numpy(), extra, sigma))
+        return d.sum(1)
+
+    monkeypatch.setattr(logit_gap, "log_ratio", told)
+    y = torch.tensor([0, 1, 0, 0, 1, 2])
+    x, candidates = drawn(6, 2), drawn(7, 2, seed=4)
+    of = torch.tensor([2, 0, 3, 1, 0, 0, 2])
+    here = SimpleNamespace(auxiliary=(x, y), x=candidates, y=of, classes=4)
+    model = SimpleNamespace(encode=lambda x: 2.0 * x)
+    means = {0: torch.tensor([3.0, 1.0]), 2: torch.tensor([1.0, 1.0]), 3: torch.tensor([2.0, 2.0])}
+    protection = Protection(mechanism="gaussian", sigma=0.25, clip=clip)
+    ratio = logit_gap.tracing(here, model, means, "prototypes", protection)
+
+    def clipped(rows):
+        rows = 2.0 * rows.numpy()
+        return rows if clip is None else np.array([row * min(1.0, clip / np.linalg.norm(row)) for row in rows])
+
+    known, z = clipped(x), clipped(candidates)
+    centre = [known[y == c].mean(0) for c in range(3)]
+    spread = sum(np.outer(row - centre[c], row - centre[c]) for row, c in zip(known, y.tolist(), strict=True)) / (6 - 3)
+    spread = spread + 1e-3 * np.trace(spread) / 2 * np.eye(2)
+    ((d, a, Sigma, extra, sigma),) = asked
+    assert d == pytest.approx(z[of == 0] - centre[0])
+    assert a == pytest.approx(np.array([3.0, 1.0]) - centre[0])
+    assert Sigma == pytest.approx(spread)
+    assert (extra, sigma) == (pytest.approx(1 / 3), 0.25)
+    wanted = np.zeros(7)
+    wanted[of == 0] = (z[of == 0] - centre[0]).sum(1)
+    assert ratio.numpy() == pytest.approx(wanted)
+
+
+# --- chosen queries ---------------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    n: int
+    images: torch.Tensor
+
+
+class Asking(Entry):
+    def record(self):
+        return Question(7, self["images"])
+
+
+def test_candidates_are_sent_in_the_batches_that_the_protocol_has(monkeypatch):
+    """Seven candidates in batches of three: the last is filled up with its first, whose answers are not read."""
+    asked = []
+    entry = Asking("down", 0, 4, 1, role="public", images=(None, torch.zeros(3, 1, 2, 2)))
+    x = torch.arange(7.0)[:, None, None, None].expand(7, 1, 2, 2)
+
+    def ask(whom, message, name, number):
+        asked.append((whom is entry, message.n, message.images[:, 0, 0, 0].tolist(), name, number))
+        return message.images[:, 0, 0, :1] * torch.tensor([1.0, 10.0, 100.0])
+
+    monkeypatch.setattr(chosen_queries, "_question", lambda scene: (entry, "images", 3))
+    monkeypatch.setattr(chosen_queries, "_outputs", lambda scene, reply, rows: reply[:rows])
+    monkeypatch.setattr(chosen_queries, "confidence", lambda z, y: z.gather(1, y[:, None])[:, 0])
+    here = scene(x=x, y=torch.tensor([0, 1, 2, 0, 1, 2, 1]), ask=ask)
+    assert ChosenQueries().run(here).scores.tolist() == [0.0, 10.0, 200.0, 3.0, 40.0, 500.0, 60.0]
+    assert asked == [
+        (True, 7, [0.0, 1.0, 2.0], "queries", 0), (True, 7, [3.0, 4.0, 5.0], "queries", 1),
+        (True, 7, [6.0, 6.0, 6.0], "queries", 2),
+    ]  # fmt: skip
+
+
+def test_the_question_is_the_last_that_brought_images_and_was_answered_by_outputs():
+    """Ask 1 of round 2 is answered by logits, ask 0 by soft labels, that of round 3 by weights, round 1 by logits."""
+    images, flat, other = torch.zeros(5, 1, 2, 2), torch.zeros(5, 4), torch.zeros(5, 1, 3, 2)
+    answers = [
+        Entry("up", 0, 1, 0, z=("logits", None)), Entry("up", 0, 2, 0, p=("soft_labels", None)),
+        Entry("up", 0, 2, 1, z=("logits", None)), Entry("up", 0, 3, 0, w=("weights", None)),
+        Entry("up", 1, 3, 0, z=("logits", None)),
+    ]  # fmt: skip
+
+    def sent(t, ask, dropped=False, **values):
+        return Entry("down", 0, t, ask, role="public", dropped=dropped, **{k: (None, v) for k, v in values.items()})
+
+    first, second, third = sent(1, 0, x=images[:2]), sent(2, 0, n=3, w=flat, x=images), sent(2, 1, x=other)
+    late = sent(3, 0, x=images)
+    here = scene(first, second, third, late, *answers)
+    assert chosen_queries._question(here) == (second, "x", 5)
+    gone = sent(2, 0, dropped=True, x=images)
+    assert chosen_queries._question(scene(first, gone, third, late, *answers)) == (first, "x", 2)
+    assert chosen_queries._question(scene(late, third, *answers)) is None
+
+
+def reply_of(**fields):
+    """Fields by name: kind and value. None: nothing is declared of it."""
+    declared = {name: None if kind is None else SimpleNamespace(kind=kind) for name, (kind, _) in fields.items()}
+    return SimpleNamespace(declared=lambda: declared, **{name: value for name, (_, value) in fields.items()})
+
+
+def test_answers_are_logits_or_logarithms_of_soft_labels():
+    here = scene()
+    z = torch.arange(12.0).reshape(2, 2, 3)
+    embeddings, wide, few = torch.zeros(4, 3), torch.zeros(4, 5), torch.zeros(1, 1, 3)
+    others = {"n": (None, torch.zeros(4, 3)), "e": ("embeddings", embeddings), "w": ("logits", wide)}
+    found = chosen_queries._outputs(here, reply_of(**others, z=("logits", z)), 3)
+    assert found.tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0], [6.0, 7.0, 8.0]]
+    assert found.dtype == torch.float64
+    p = torch.tensor([[0.5, 0.5, 0.0]])
+    soft = chosen_queries._outputs(here, reply_of(few=("logits", torch.zeros(0, 3)), p=("soft_labels", p)), 1)
+    assert soft[0].tolist() == pytest.approx([math.log(0.5), math.log(0.5), math.log(1e-7)])
+    for rows, given in ((4, {"few": ("logits", few)}), (4, others), (1, {"t": ("logits", "words")})):
+        with pytest.raises(ThreatError, match="does not answer with outputs"):
+            chosen_queries._outputs(here, reply_of(**given), rows)
+    exact = chosen_queries._outputs(here, reply_of(few=("logits", few)), 3)
+    assert len(exact) == 1, "as many numbers as rows were asked for"
+
+
+# --- means, shadows, models -------------------------------------------------------------------------------------------
+
+
+def test_each_class_is_held_against_the_shadows_that_have_it(monkeypatch):
+    """Class 0: three shadows; class 1: one alone; class 2: another width; class 4 has no candidate."""
+    calls = []
+
+    def ratio(m, of_shadows, inside):
+        calls.append((m.tolist(), of_shadows.tolist(), inside.tolist()))
+        return torch.arange(1.0, inside.shape[1] + 1, dtype=torch.float64)
+
+    monkeypatch.setattr(prototype_membership, "ratio", ratio)
+    of = [
+        {0: torch.tensor([1.0]), 1: torch.tensor([1.0]), 2: torch.tensor([1.0])}, {2: torch.tensor([1.0])},
+        {0: torch.tensor([2.0]), 4: torch.tensor([1.0])}, {0: torch.tensor([4.0]), 4: torch.tensor([2.0])},
+    ]  # fmt: skip
+    member = torch.tensor([[1, 0, 1, 0, 1], [0, 0, 0, 0, 1], [0, 1, 1, 0, 0], [1, 1, 0, 0, 1]]).bool()
+    vectors = {c: torch.full((2 if c == 2 else 1,), 9.0) for c in (0, 1, 2, 4)}
+    shadows = ShadowMeans(of, member, ("a note",))
+    monkeypatch.setattr(
+        PrototypeMembership,
+        "compared",
+        lambda self, scene, online: (SimpleNamespace(of=vectors), shadows) if online else 0,
+    )
+    here = scene(y=torch.tensor([1, 0, 2, 3, 0]))
+    found = PrototypeMembership().run(here)
+    assert found.scores.tolist() == [0.0, 1.0, 0.0, 0.0, 2.0]
+    assert found.notes == ("a note",)
+    assert calls == [([9.0], [[1.0], [2.0], [4.0]], [[False, True], [True, False], [True, True]])]
+
+
+def test_the_ratio_of_class_means_by_numpy():
+    """Five shadows, three entries; candidate 0 is in some, 1 in all of them, 2 in none."""
+    m, of = drawn(3), drawn(5, 3, seed=2)
+    inside = torch.tensor([[1, 1, 0], [0, 1, 0], [1, 1, 0], [0, 1, 0], [0, 1, 0]]).bool()
+    rows = of.numpy()
+    mu_in, mu_out = rows[[0, 2]].mean(0), rows[[1, 3, 4]].mean(0)
+    s2 = rows.var(0, ddof=1)
+    s2 = s2 + 0.1 * s2.mean() + 1e-12
+    wanted = ((m.numpy() - (mu_in + mu_out) / 2) * (mu_in - mu_out) / s2).sum()
+    assert prototype_membership.ratio(m, of, inside).tolist() == pytest.approx([wanted, 0.0, 0.0])
+
+
+def test_log_densities_are_scipys():
+    phi, mean, variance = drawn(4), drawn(4, seed=1), drawn(4, seed=2).square() + 0.1
+    wanted = scipy.stats.norm.logpdf(phi.numpy(), mean.numpy(), variance.sqrt().numpy())
+    assert log_density(phi, mean, variance).numpy() == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("each", [True, False])
+def test_gaussians_over_unequal_numbers_of_shadows(each):
+    phi = drawn(5, 3).numpy()
+    chosen = np.array([[1, 0, 1], [1, 0, 1], [0, 1, 1], [1, 1, 0], [0, 0, 1]], dtype=bool)
+    columns = [phi[chosen[:, i], i] for i in range(3)]
+    squares = [((column - column.mean()) ** 2).sum() for column in columns]
+    own = [s / (len(column) - 1) for s, column in zip(squares, columns, strict=True)]
+    wanted = own if each else [sum(squares) / (2 + 1 + 3)] * 3
+    mean, variance = gaussians(torch.from_numpy(phi), torch.from_numpy(chosen), each)
+    assert mean.numpy() == pytest.approx([column.mean() for column in columns])
+    assert variance.numpy() == pytest.approx(wanted)
+    one = gaussians(torch.tensor([[2.0]]), torch.tensor([[True]]), each)
+    assert (one[0].item(), one[1].item()) == (2.0, pytest.approx(1e-12))
+
+
+@pytest.mark.parametrize("module", [entropy, modified_entropy])
+def test_a_surer_prediction_speaks_for_a_member(module, monkeypatch):
+    monkeypatch.setattr(ModelAttack, "by_round", lambda self, scene, score: score("model"))
+    monkeypatch.setattr(module, "logits_of", lambda model, x: torch.tensor([[9.0, 0.0], [1.0, 0.0], [0.0, 0.0]]))
+    attack = module.Entropy if module is entropy else module.ModifiedEntropy
+    found = attack().run(SimpleNamespace(x=None, y=torch.tensor([0, 0, 0])))
+    assert found[0] > found[1] > found[2]
+    assert (found <= 0).all(), "minus an entropy"
+
+
+def test_all_models_that_were_seen_are_attacked_and_the_last_stands_beside_them(monkeypatch):
+    """Uploads come newest first. Without any the published model is attacked."""
+    uploads = [("entry", "field", value) for value in (8.0, 4.0, 3.0)]
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter(uploads))
+    here = scene(published=lambda: 50.0)
+
+    def of(rounds):
+        found = ModelAttack(rounds=rounds).by_round(here, lambda value: torch.tensor([value]))
+        return found.scores.tolist(), found.last and found.last.tolist()
+
+    assert of(None) == ([5.0], [8.0])
+    assert of(2) == ([6.0], [8.0])
+    assert of(1) == ([8.0], None)
+    uploads.clear()
+    assert of(None) == ([50.0], None)
+
+
+def test_pairs_of_shadows_share_the_candidates_out():
+    """Seven candidates: three in the first of two shadows, four in the second; each is as large as the target, 6."""
+    y = torch.tensor([0, 1, 2, 0, 1, 2, 0])
+    pool = (None, torch.cat([y, torch.arange(30) % 3]))
+    here = scene(
+        Entry("up", 0, 1, n=("count", 6)), y=y, pool=pool, rng=lambda name: torch.Generator().manual_seed(len(name))
+    )
+    picks, member, repeated = draw(here, 4, True)
+    assert [int(row[:7].sum()) for row in member] == [3, 4, 3, 4]
+    for a, b in ((0, 1), (2, 3)):
+        assert (member[a, :7] ^ member[b, :7]).all(), "each candidate is in one of the two"
+    assert (member[0] ^ member[2])[:7].any(), "the next two share them out anew"
+    assert [len(pick) for pick in picks] == [6] * 4
+    assert not repeated
+    assert all(
+        sorted(set(pick.tolist())) == row.nonzero()[:, 0].tolist() for pick, row in zip(picks, member, strict=True)
+    )
+    _, outside, _ = draw(here, 2, False)
+    assert not outside[:, :7].any(), "offline, no candidate is in any"
+
+
+@pytest.mark.parametrize(("auxiliary", "repeated"), [(3, True), (0, False), (5, False)])
+def test_too_few_auxiliary_records_are_repeated(auxiliary, repeated):
+    """Online, a shadow of 8 records with 3 candidates in it has 5 others."""
+    y = torch.tensor([0, 0, 0, 0, 0, 0])
+    pool = (None, torch.zeros(6 + auxiliary).long())
+    here = scene(Entry("up", 0, 1, n=("count", 8)), y=y, pool=pool, rng=lambda name: torch.Generator().manual_seed(1))
+    picks, member, told = draw(here, 2, True)
+    assert told is repeated
+    assert [len(pick) for pick in picks] == [8 if auxiliary else 3] * 2
+    assert member[:, 6:].all()
+
+
+def test_a_series_of_rounds_ends_at_the_first_that_cannot_be_replayed(monkeypatch):
+    """Uploads newest first: 9, 7 and 4, of which 4 cannot be replayed. If the newest cannot, that is said."""
+    uploads = [(t, "w", f"model {t}") for t in (9, 7, 4)]
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter(uploads))
+    monkeypatch.setattr(_models, "draw", lambda scene, shadows, online: ([shadows, online], "member", True))
+    monkeypatch.setattr(_models, "logits_of", lambda model, x: (model, x))
+
+    def shadows(entry, field, picks, together, compile):
+        if entry == 4:
+            raise ThreatError("gone")
+        return torch.tensor([float(entry)]), (f"{field} {picks} {together} {compile}",)
+
+    here = scene(pool=("pool x", "pool y"), shadows=shadows)
+    found = ShadowAttack(shadows=6, together=5).attacked_rounds(here, online=True)
+    assert [target for target, _ in found] == [("model 7", "pool x"), ("model 9", "pool x")]
+    assert [of.logits.tolist() for _, of in found] == [[7.0], [9.0]]
+    for _, of in found:
+        assert (of.member, of.y, of.candidates, of.auxiliary) == ("member", "pool y", 4, slice(4, None))
+        assert of.notes[0] == "w [6, True] 5 False"
+        assert "some are repeated" in of.notes[1]
+    assert len(ShadowAttack(rounds=1).attacked_rounds(here, online=True)) == 1
+    uploads.pop(0)
+    uploads.pop(0)
+    with pytest.raises(ThreatError, match="gone"):
+        ShadowAttack().attacked_rounds(here, online=True)
+
+
+@pytest.mark.parametrize("repeated", [True, False])
+def test_the_last_class_means_are_compared_with_those_of_shadows(repeated, monkeypatch):
+    last = SimpleNamespace(entry="last entry", field="p")
+    monkeypatch.setattr(_means, "releases", lambda scene: ["first", last])
+    monkeypatch.setattr(_means, "draw", lambda scene, shadows, online: ((shadows, online), "member", repeated))
+    monkeypatch.setattr(_means, "vectors", lambda value, classes: (value, classes))
+    asked = []
+
+    def replay(entry, picks, together):
+        asked.append((entry, picks, together))
+        return [SimpleNamespace(p=1), SimpleNamespace(p=2)]
+
+    target, shadows = MeansAttack(shadows=5, together=3).compared(scene(replay=replay), online=False)
+    assert (target, shadows.of, shadows.member) == (last, [(1, 3), (2, 3)], "member")
+    assert asked == [("last entry", (5, False), 3)]
+    assert len(shadows.notes) == repeated
+
+
+@pytest.mark.parametrize(
+    ("found", "auxiliary", "error", "words"),
+    [
+        ([], 2, None, "sees no vectors by class of client 0"),
+        (["first", "last"], 0, None, "no auxiliary records to make shadows of"),
+        (["first", "last"], 2, ThreatError("not replayable"), "not replayable"),
+        (["first", "last"], 2, None, None),
+    ],
+)
+def test_what_attacks_on_class_means_need(found, auxiliary, error, words, monkeypatch):
+    monkeypatch.setattr(_means, "releases", lambda scene: [SimpleNamespace(entry=name) for name in found])
+    asked = []
+
+    def replayable(entry):
+        asked.append(entry)
+        if error is not None:
+            raise error
+
+    y = torch.zeros(auxiliary).long()
+    told = MeansAttack().cannot(scene(auxiliary=(y, y), replayable=replayable))
+    assert told is None if words is None else words in told
+    assert asked == (["last"] if found and auxiliary else [])
+
+
+def test_without_auxiliary_images_nothing_is_calibrated():
+    image = torch.ones(1, 1, 2, 2)
+    released = Entry("up", 0, 1, s=("synthetic_images", image))
+    found = [NearestSynthetic(calibrate=calibrate).run(scene(released)).scores.tolist() for calibrate in (True, False)]
+    assert found[0] == found[1] == [-2.0] * 4
