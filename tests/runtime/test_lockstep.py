@@ -313,3 +313,37 @@ def test_a_devices_generator_is_put_in_place_with_the_others(monkeypatch: pytest
     Globals(device).put()
     Globals(torch.device("cpu")).put()
     assert said == [([1, 7], device)]
+
+
+def test_work_inside_a_turn_waits_unless_the_turn_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outside of turns, in one that refuses, and where a descent cannot be recorded, all is done at once, alone."""
+    work = SimpleNamespace(alone=lambda: "alone", records=True)
+    free = SimpleNamespace(alone=lambda: "alone", records=False)
+    waits = SimpleNamespace(
+        refuse=None, alone=[], wait_joining=lambda of: "joined", wait_descending=lambda of: "beside"
+    )
+    refuses = SimpleNamespace(**{**vars(waits), "refuse": "its own way", "alone": []})
+    reason = ["what it optimises is free-form"]
+    for turn, what, joined, beside, said in (
+        (None, work, "alone", "alone", None),
+        (waits, work, "joined", "beside", []),
+        (refuses, work, "alone", "alone", reason),
+        (waits, free, "joined", "alone", reason),
+    ):
+        monkeypatch.setattr(lockstep, "here", lambda turn=turn: turn)
+        assert lockstep.join(what) == joined
+        assert lockstep.descend(what) == beside
+        assert turn is None or turn.alone == said
+
+
+def test_what_was_not_done_together_is_done_alone() -> None:
+    turn = SimpleNamespace(_moments=None, _shared=None, devices=[])
+    turn._away = turn.devices.append
+    descent = SimpleNamespace(device=torch.device("cuda", 1), alone=lambda: "alone")
+    assert Turn.wait_descending(turn, descent) == "alone"
+    assert Turn.wait_joining(turn, descent) == "alone"
+    turn._moments, turn._shared = "moments", (None,)
+    assert Turn.wait_descending(turn, descent) == "moments"
+    assert Turn.wait_joining(turn, descent) is None, "a result may be None"
+    assert (turn.descent, turn.joint) == (descent, descent)
+    assert turn.devices == [torch.device("cuda", 1), torch.device("cpu")] * 2
