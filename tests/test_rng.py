@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.rng import seed_of, seeded
+from fedaudit.rng import _Numpys, generator, kept, numpy_generator, seed_of, seeded
 
 
 def drawn() -> list[Any]:
@@ -82,3 +83,104 @@ def test_another_generator_in_numpys_place_is_no_trouble() -> None:
     finally:
         np.random.set_bit_generator(mine)
     assert ours == np.random.RandomState(np.random.PCG64(5)).rand()
+
+
+def test_a_seed_is_the_digest_of_its_path() -> None:
+    """The first eight bytes of BLAKE2b, the lowest first, without the lowest bit: 63 bits."""
+    digest = hashlib.blake2b(b"5/client 3/7/noise", digest_size=8).digest()
+    number = sum(byte * 256**i for i, byte in enumerate(digest))
+    assert seed_of(5, "client 3", 7, "noise") == number // 2
+    assert generator(5, "client 3", 7, "noise").initial_seed() == number // 2
+    key = hashlib.blake2b(b"5/client 3/noise", digest_size=16).digest()
+    by_hand = np.random.Generator(np.random.Philox(key=sum(byte * 256**i for i, byte in enumerate(key))))
+    assert numpy_generator((5, "client 3"), "noise").random(3).tolist() == by_hand.random(3).tolist()
+    secret = [numpy_generator((5, "client 3"), "noise", secure=True).random() for _ in range(2)]
+    assert secret[0] != secret[1]
+
+
+def test_a_kept_block_leaves_no_trace_and_seeds_nothing() -> None:
+    afresh("before")
+    wanted = drawn()
+    again = drawn()
+    afresh("before")
+    with kept():
+        assert drawn() == wanted, "it goes on where the generators were"
+        np.random.seed(9)
+        random.seed(9)
+        torch.manual_seed(9)
+    assert drawn() == wanted
+    assert drawn() == again
+
+
+def states() -> list[Any]:
+    kind, numbers, *rest = np.random.get_state()
+    return [kind, numbers.tolist(), *rest]
+
+
+def test_numpys_state_is_kept_as_memory_where_that_is_all_of_it() -> None:
+    """625 words: numbers and position. A second normal number is in none of them, so numpy's own tuple is kept."""
+    before = np.random.get_state()
+    try:
+        held = _Numpys()
+        np.random.seed(11)
+        np.random.rand(5)
+        mark, first = states(), held.state()
+        words = np.frombuffer(first, np.uint32)
+        assert [words[:-1].tolist(), int(words[-1])] == mark[1:3]
+        assert held.state() is first, "what is known is not copied again"
+        np.random.rand()
+        moved, second = states(), held.state()
+        assert second != first
+        np.random.normal()
+        half, third = states(), held.state()
+        assert half[3] == 1
+        assert isinstance(third, tuple)
+        for state, wanted in ((first, mark), (second, moved), (third, half)):
+            np.random.seed(1)
+            np.random.normal()
+            held.put_back(state)
+            assert states() == wanted
+        held.seed(13)
+        seeded_at = states()
+        np.random.seed(13)
+        assert states() == seeded_at
+        assert isinstance(held.state(), bytes)
+    finally:
+        np.random.set_state(before)
+
+
+def test_memory_goes_back_where_the_address_is_not_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """numpy before 1.24 has no function that gives its global generator: its own functions are used."""
+    before = np.random.get_state()
+    try:
+        np.random.seed(11)
+        np.random.rand(5)
+        mark, memory = states(), _Numpys().state()
+        monkeypatch.delattr(np.random, "get_bit_generator")
+        held = _Numpys()
+        np.random.seed(1)
+        np.random.normal()
+        held.put_back(memory)
+        assert states() == mark
+        assert isinstance(held.state(), tuple)
+        held.seed(13)
+        assert held.state()[2] == 624
+    finally:
+        np.random.set_state(before)
+
+
+@pytest.mark.filterwarnings("ignore:get_state and legacy")
+def test_another_generators_address_is_found_anew() -> None:
+    mine = np.random.get_bit_generator()
+    held = _Numpys()
+    try:
+        held.seed(3)
+        old = held._address()
+        np.random.set_bit_generator(np.random.MT19937(5))
+        state = held.state()
+        assert held._address() != old
+        assert np.frombuffer(state, np.uint32)[:-1].tolist() == np.random.get_state()[1].tolist()
+        np.random.set_bit_generator(np.random.PCG64(5))
+        assert held._address() is None
+    finally:
+        np.random.set_bit_generator(mine)

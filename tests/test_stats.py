@@ -55,6 +55,7 @@ def test_intervals_at_their_ends():
     assert wilson(0, 10)[0] == 0.0
     assert wilson(10, 10)[1] == 1.0
     assert wilson(0, 0) == clopper_pearson(0, 0) == (0.0, 1.0)
+    assert clopper_pearson(0, 0, confidence=0.5) == (0.0, 1.0)
     assert 0 < wilson(1, 10)[0] < 0.1 < wilson(1, 10)[1] < 1
     assert clopper_pearson(0, 10) == (0.0, pytest.approx(1 - 0.025**0.1))
     assert clopper_pearson(10, 10) == (pytest.approx(0.025**0.1), 1.0)

@@ -98,3 +98,35 @@ def test_numbers_of_clients_have_as_many_digits_as_the_last_one():
     """A thousand clients have numbers up to 999: on ten inches 10 / 0.44 = 22 of them have room, so every 50th."""
     _, axes = drawn(1000, 1)
     assert axes.get_xticks().tolist() == list(range(0, 1000, 50))
+
+
+def test_how_a_picture_is_drawn(tmp_path):
+    """Colours and lines by hand: bubbles lie above the grid, ticks have no length, and the folder of a file is made."""
+    path = tmp_path / "new" / "folder" / "a.svg"
+    figure = bubbles(np.array([[4, 0], [1, 9], [0, 2]]), path, title="a title")
+    axes = figure.axes[0]
+    assert path.read_text().startswith("<?xml")
+    assert bubbles(np.ones((1, 1), dtype=int), path, title="again") is not None, "a folder that is there is no error"
+    (dots,) = axes.collections
+    assert dots.get_offsets().tolist() == [[0, 0], [1, 0], [1, 1], [2, 1]]
+    assert (dots.get_zorder(), dots.get_alpha()) == (3, 0.85)
+    assert all(line.get_zorder() == 0 for line in axes.get_xgridlines())
+    assert {
+        tick.tick1line.get_markersize() for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks()
+    } == {0}
+    assert {label.get_fontsize() for label in axes.get_xticklabels()} == {8}
+    assert (axes.xaxis.label.get_fontsize(), axes.yaxis.label.get_fontsize()) == (9, 9)
+    (title,) = figure.texts
+    assert (title.get_fontsize(), title.get_va()) == (11, "top")
+    legend = axes.get_legend()
+    assert {text.get_fontsize() for text in (legend.get_title(), *legend.get_texts())} == {8}
+    assert not legend.get_frame_on()
+    assert (legend.borderaxespad, legend.borderpad, legend.handletextpad) == (0.0, 0.0, 0.7)
+    assert figure.dpi == 150
+
+
+def test_as_many_classes_are_named_as_have_room():
+    """A hundred classes on eleven inches: 11 / 0.17 = 64 have room, so every second one."""
+    _, axes = drawn(2, 100)
+    assert axes.get_yticks().tolist() == list(range(0, 100, 2))
+    assert [label.get_text() for label in axes.get_yticklabels()] == [str(c) for c in range(0, 100, 2)]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import sys
 from types import SimpleNamespace
 
 import pytest
+import torch
 
+from fedaudit import Down, Record, Up, public
 from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.runtime import isolated_worker
 from fedaudit.runtime.isolated_worker import Apart, receive, send
 from fedaudit.setting import Setting
+from fedaudit.wire.codec import decode, encode
 
 
 @pytest.fixture
@@ -137,3 +141,104 @@ def test_a_party_is_not_told_where_the_records_lie():
         Setting.make(dataset="digits", data_dir="/data", public_dataset="digits", seed=7)
     )
     assert (found.dataset, found.data_dir, found.public_dataset, found.seed) == ("(elsewhere)", "", None, 7)
+
+
+class Note(Down):
+    n: int
+
+
+class Reply(Up):
+    n: int = public()
+
+
+class Kept(Record):
+    n: int
+
+
+@pytest.fixture
+def apart(monkeypatch):
+    """A function that carries out a server's round in a process of its own; the other side answers by hand."""
+    sent, answers = [], []
+    monkeypatch.setattr(isolated_worker, "send", lambda file, said, blobs: sent.append((said, blobs)))
+    monkeypatch.setattr(isolated_worker, "receive", lambda file: answers.pop(0))
+    monkeypatch.setattr(isolated_worker, "function_path", lambda method, fn: f"path of {fn}")
+    monkeypatch.setattr(isolated_worker, "compute", lambda world: contextlib.nullcontext())
+    monkeypatch.setattr(isolated_worker, "Server", lambda hub, t, meter: SimpleNamespace(t=t))
+    cpu = torch.device("cpu")
+
+    def carried_out(method, what="round", back=()):
+        sent.clear()
+        answers[:] = back
+        world = SimpleNamespace(method=method, device=cpu, setting=SimpleNamespace(seed=5, flops=False), hub=None)
+        said = {"t": 4, "what": what, "ids": [1, 2, 5, 6]}
+        isolated_worker._server("file", world, said, [encode(Kept(30))])
+        return sent
+
+    return carried_out
+
+
+def test_a_message_that_several_clients_get_is_sent_once(apart):
+    """Clients 1 and 5 get one message, 2 and 6 others, which are equal. Client 6 does not answer."""
+    common, own, equal = Note(8), Note(9), Note(9)
+    found = []
+
+    def round(before, server, cohort):
+        found.append(cohort.ask("update", {6: equal, 1: common, 5: common, 2: own}))
+        found.append((server.t, list(cohort.ids)))
+        mean = cohort.mean("update", common, by="n")
+        found.append((mean.value.n, mean.count))
+        return Kept(before.n + 1)
+
+    back = [
+        ({"left": [1, 2, 5], "replied": [1, 2, 5]}, [encode(Reply(n)) for n in (10, 20, 50)]),
+        ({"left": [1, 2], "count": 2}, [encode(Reply(77))]),
+    ]
+    asked, averaged, (facts, state) = apart(SimpleNamespace(round=round), back=back)
+    said, blobs = asked
+    assert said == {"ask": "path of update", "to": [[1, 0], [2, 1], [5, 0], [6, 2]], "mean": None}
+    assert [decode(blob, Note).n for blob in blobs] == [8, 9, 9]
+    assert averaged[0] == {"ask": "path of update", "to": [[1, 0], [2, 0], [5, 0]], "mean": {"by": "n"}}
+    assert len(averaged[1]) == 1
+    assert {k: reply.n for k, reply in found[0].items()} == {1: 10, 2: 20, 5: 50}
+    assert found[1:] == [(4, [1, 2, 5]), (77, 2)]
+    assert decode(state[0], Kept).n == 31
+    assert facts.keys() == {"spans", "rss", "gpu", "unrecorded"}
+    assert [(span["party"], span["round"]) for span in facts["spans"] if span["phase"] == "round"] == [("server", 4)]
+
+
+def test_a_servers_first_state_and_its_errors(apart):
+    method = SimpleNamespace(init=lambda server: Kept(server.t))
+    ((_, state),) = apart(method, "init")
+    assert decode(state[0], Kept).n == 4
+    ((said, blobs),) = apart(SimpleNamespace(init=lambda server: 3), "init")
+    assert (said["error"], blobs) == (
+        ["ContractError", "SimpleNamespace.init returned a int; the state is a Record."],
+        [],
+    )
+
+    def round(before, server, cohort):
+        cohort.ask("update", {1: Kept(1)})
+
+    ((said, _),) = apart(SimpleNamespace(round=round))
+    assert said["error"] == ["ContractError", "cohort.ask was given a Kept; only a Down message is sent."]
+
+    def gone(server):
+        raise BrokenPipeError
+
+    with pytest.raises(BrokenPipeError):
+        apart(SimpleNamespace(init=gone), "init")
+
+
+@pytest.mark.parametrize("fork", [False, True])
+def test_parties_are_served_until_the_connection_ends(monkeypatch, fork):
+    """Without fork one is served, here. With fork this process goes on to the next one, and lets the party's go."""
+    served, closed, said = [], [], [(b"c", [7], 0, None), (b"c", [8], 0, None), (b"", [], 0, None)]
+    monkeypatch.setattr(isolated_worker.signal, "signal", lambda *of: None)
+    monkeypatch.setattr(isolated_worker.socket, "recv_fds", lambda *of: said.pop(0))
+    monkeypatch.setattr(
+        isolated_worker.socket, "socket", lambda fileno: SimpleNamespace(n=fileno, close=lambda: closed.append(fileno))
+    )
+    monkeypatch.setattr(isolated_worker, "serve", lambda connection: served.append(connection.n))
+    monkeypatch.setattr(isolated_worker.os, "fork", lambda: 1)
+    isolated_worker._serve_all("control", fork)
+    assert (served, closed, len(said)) == (([], [7, 8], 0) if fork else ([7], [], 2))

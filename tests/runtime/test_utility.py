@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from statistics import fmean, pstdev
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -545,3 +546,31 @@ def test_clients_are_scored_on_what_they_held_out(tiny, tmp_path):
         inside = world.members(k)
         assert told[1][k] == pytest.approx(hits(model.eval(), x, y) / len(y))
         assert told[1][k] != pytest.approx(hits(model, *inside) / len(inside[1])), "not what it trained on"
+
+
+def test_only_clients_of_another_version_are_evaluated_again(monkeypatch):
+    """Three clients. Then client 1 has another state; then points that follow the server's state are asked for."""
+    opened = []
+    world = SimpleNamespace(setting=SimpleNamespace(seed=0, clients=3))
+
+    def scores(world, k, open_client, starts, next_points):
+        opened.append(k)
+        return {utility.DEPLOYED: (k, "deployed", len(opened)), "aligned": (k, "aligned")}
+
+    monkeypatch.setattr(utility, "_client_scores", scores)
+    monkeypatch.setattr(utility, "_over_clients", lambda world, each: SimpleNamespace(each=list(each)))
+    monkeypatch.setattr(utility, "_points", lambda each: ["aligned"])
+    monkeypatch.setattr(utility, "Utility", SimpleNamespace)
+    known, versions = utility.Known(), {0: ("a", 1), 1: ("b", 1), 2: ("c", 1)}
+    found = evaluate(world, None, lambda k: None, versions.__getitem__, known)
+    assert opened == [0, 1, 2]
+    assert found.clients.each == [(0, "deployed", 1), (1, "deployed", 2), (2, "deployed", 3)]
+    assert found.points["aligned"].each == [(k, "aligned") for k in range(3)]
+    versions[1] = ("b", 2)
+    found = evaluate(world, None, lambda k: None, versions.__getitem__, known)
+    assert opened == [0, 1, 2, 1]
+    assert found.clients.each == [(0, "deployed", 1), (1, "deployed", 4), (2, "deployed", 3)]
+    evaluate(world, None, lambda k: None, versions.__getitem__, known, next_points=lambda client: {})
+    assert opened == [0, 1, 2, 1, 0, 1, 2]
+    assert not hasattr(evaluate(world, None, None, versions.__getitem__, known), "clients")
+    assert len(opened) == 7

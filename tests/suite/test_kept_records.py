@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -100,3 +101,26 @@ def test_libraries_beside_a_checkout_are_not_a_methods_code():
     assert kept_records.code_digest(beside) == kept_records.code_digest(own)
     other = {"modules": {"fedaudit.methods.fedavg": "3:c"}, "values": {"E": "2"}}
     assert kept_records.code_digest(other) != kept_records.code_digest(own)
+
+
+def test_packed_results_get_the_places_that_packing_left_out():
+    unpacked = kept_records._unpacked
+    assert unpacked({"ran": False, "claims": "membership"}) == {"ran": False, "claims": "membership"}
+    assert unpacked({"ran": True}) == {"client": {}, "ran": True}
+    assert unpacked({"ran": True, "client": {"0": 1}})["client"] == {"0": 1}
+    found = unpacked({"ran": True, "claims": "reconstruction", "matched_by": ["psnr"]})
+    assert found == {"client": {}, "picture": None, "matched_by": ["psnr"], "ran": True, "claims": "reconstruction"}
+
+
+def test_fields_without_a_guarantee_are_told_with_the_reason():
+    entries = [
+        [("b", 0.0, "why b"), ("a", 0.0, None), ("c", 1.5, "protected")],
+        [("d", 0.0, "why d"), ("a", 2.0, "protected")],
+    ]
+    ledger = [
+        SimpleNamespace(entries=[SimpleNamespace(field=f, noise_multiplier=z, condition=c) for f, z, c in of])
+        for of in entries
+    ]
+    found = kept_records.unprotected(SimpleNamespace(ledger=ledger))
+    assert found == {"a": "", "b": "why b", "d": "why d"}
+    assert list(found) == ["a", "b", "d"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -597,3 +598,64 @@ def test_a_worker_is_asked_and_answers_through_its_pipes(monkeypatch):
     monkeypatch.setattr(auditing.subprocess, "Popen", lambda words, **how: SimpleNamespace(**pipes))
     worker = auditing._Worker(0, [])
     assert (worker.requests, worker.replies) == (7, 8)
+
+
+def test_one_pool_is_made_for_each_kind_of_cell_and_closed(monkeypatch):
+    """Four cells of two kinds of engines: two engines are made, and each cell gets its own kind's."""
+    same = {"engine": "serial", "together": None, "device": "cpu", "threads": 1, "gpu_fraction": 0, "ray_address": None}
+    cells = [
+        SimpleNamespace(name=n, setting=SimpleNamespace(**same, workers=w))
+        for n, w in zip("abcd", (1, 2, 1, 2), strict=True)
+    ]
+    closed, ran, said = [], [], []
+    monkeypatch.setattr(
+        auditing, "make_engine", lambda s: SimpleNamespace(workers=s.workers, close=lambda: closed.append(s.workers))
+    )
+
+    class Queue:
+        def __init__(self, todo):
+            self.ready, self.take = lambda: bool(todo), lambda: todo.pop(0)
+
+    monkeypatch.setattr(auditing, "_Queue", Queue)
+    monkeypatch.setattr(auditing, "carry_out", lambda cell, step, engine: (step(3), ran.append((cell.name, engine))))
+    progress = SimpleNamespace(
+        begin=lambda cell: said.append(("begin", cell.name)),
+        step=lambda cell, n: said.append((n, cell.name)),
+        tell=lambda text: said.append(text),
+    )
+    auditing._here(list(cells), progress)
+    assert [(name, engine.workers) for name, engine in ran] == [("a", 1), ("b", 2), ("c", 1), ("d", 2)]
+    assert ran[0][1] is ran[2][1]
+    assert ran[1][1] is ran[3][1]
+    assert closed == [1, 2]
+    assert said == [row for cell in cells for row in (("begin", cell.name), (3, cell.name), "")]
+
+
+def test_stale_results_are_put_aside_under_a_number_of_their_own(monkeypatch, tmp_path):
+    """Twice for one cell, and once for another: nothing is deleted. What still counts stays where it is."""
+    why, stale = ["code changed"], [[]]
+    monkeypatch.setattr(auditing, "read_record", lambda folder: (folder / "record.json").read_text())
+    monkeypatch.setattr(auditing, "why_again", lambda cell, record, force, keep: why[0])
+    monkeypatch.setattr(auditing, "stale_attacks", lambda cell, record: stale[0])
+    monkeypatch.setattr(auditing, "is_not_compared", lambda cell, record: f"as {record}")
+    monkeypatch.setattr(auditing, "locked", lambda folder: contextlib.nullcontext())
+
+    def put(name, text, keep_stale=False):
+        cell = SimpleNamespace(folder=tmp_path / "runs" / name, again=None, not_compared=None)
+        if text is not None:
+            cell.folder.mkdir(parents=True, exist_ok=True)
+            (cell.folder / "record.json").write_text(text)
+        auditing._put_aside(cell, tmp_path, False, keep_stale)
+        return cell.again, cell.not_compared, (cell.folder / "record.json").exists()
+
+    assert put("a", None) == (None, None, False), "there is nothing to put aside"
+    for name, text in (("a", "first"), ("a", "second"), ("b", "third")):
+        assert put(name, text) == ("code changed", None, False)
+    aside = tmp_path / auditing.STALE
+    kept = {folder.name: (folder / "record.json").read_text() for folder in aside.iterdir()}
+    assert kept == {"a.1": "first", "a.2": "second", "b.1": "third"}
+    why[0] = None
+    assert put("c", "fourth") == (None, "as fourth", True)
+    stale[0] = ["loss", "lira"]
+    assert put("c", "fourth") == ("attacks changed: loss, lira", "as fourth", True)
+    assert put("c", "fourth", keep_stale=True) == (None, "as fourth", True)
