@@ -445,3 +445,22 @@ def test_two_attacks_on_uneven_classes_by_loops():
     assert (same.value, same.low, same.high) == pytest.approx((0.0, each.low - each.high, each.high - each.low))
     few = auc_difference([3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1, 0, 0], 0.9)
     assert (few.value, few.low, few.high) == (1.0, -1.0, 1.0)
+
+
+def test_few_records_and_many_points_by_hand():
+    """Two non-members at an FPR of one half: none, one or both lie above the threshold, with 1/4, 1/2 and 1/4."""
+    inside, outside = np.array([0.5, 1.5, 2.5, 3.5, 4.5]), np.array([1.0, 3.0])
+    steps = np.array([(0 + 2) / 2, (2 + 4) / 2, (4 + 5) / 2])
+    weight = np.array([0.25, 0.5, 0.25])
+    c = (weight @ steps) + (steps[2] - steps[0]) / 2 * np.array([-1, 0, 1])
+    for limit, share in zip(membership._tpr_interval(inside, outside, 0.5, 0.8), (0.1, 0.9), strict=True):
+        assert (weight * stats.beta.cdf(limit, c + 0.5, 5.5 - c)).sum() == pytest.approx(share, rel=1e-5)
+    apart = auc([5.0, 6.0, 1.0, 2.0, 3.0, 4.0], [1, 1, 0, 0, 0, 0], 0.9)  # two disjoint pairs, no exception
+    assert (apart.value, apart.low, apart.high) == (1.0, pytest.approx(0.05**0.5), 1.0)
+    scores, member = uneven_classes()
+    assert auc(scores, member) == auc(scores, member, 0.95)
+    assert auc_difference(scores, -scores, member) == auc_difference(scores, -scores, member, 0.95)
+    even = np.arange(200.0)
+    assert membership_scores(even, even % 2 == 0, fprs=(0.29,)).tpr_at_fpr[0].fpr_measured == 0.29
+    drawn = membership._roc(even[::2], even[1::2], points=5).fpr
+    assert drawn == [0.0, 0.01, 0.05, 0.22, 1.0]  # 1, 4.64, 21.5 and 100 of 100
