@@ -13,6 +13,7 @@ from scipy import stats
 from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score, roc_curve
 
+from fedaudit.attack import membership
 from fedaudit.attack.membership import auc, auc_difference, by_group, membership_scores
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.runtime.attack_result import Unscored
@@ -350,3 +351,116 @@ def test_points_of_a_roc_are_spread_over_the_logarithm():
     assert roc.fpr == pytest.approx([n / 1000 for n in k])
     outside = np.sort(scores[300:])[::-1]
     assert roc.tpr[5] == pytest.approx((scores[:300] > outside[k[5]]).mean())
+
+
+# --- whole functions, on classes of unequal size with ties, against loops
+
+
+def uneven_classes() -> tuple[np.ndarray, np.ndarray]:
+    """Return 23 members and 41 others in mixed order, with ties within and between the classes."""
+    rng = np.random.default_rng(6)
+    scores = np.concatenate([rng.normal(0.9, 1.0, 23), rng.normal(0.0, 1.2, 41)]).round(1)
+    order = rng.permutation(64)
+    return scores[order], (np.arange(64) < 23)[order]
+
+
+def wins_of(a: float, others: np.ndarray) -> float:
+    return sum(1.0 if a > b else 0.5 if a == b else 0.0 for b in others) / len(others)
+
+
+def test_every_figure_of_uneven_classes_by_loops():
+    scores, member = uneven_classes()
+    inside, outside = scores[member], scores[~member]
+    found = membership_scores(scores, member, seed=3, confidence=0.9, fprs=(0.1, 0.01))
+    assert (found.members, found.nonmembers, found.confidence) == (23, 41, 0.9)
+    of1, of0 = [wins_of(a, outside) for a in inside], [1 - wins_of(b, inside) for b in outside]
+    mean, z = np.mean(of1), stats.norm.ppf(0.95)
+    half = z * np.sqrt(np.var(of1, ddof=1) / 23 + np.var(of0, ddof=1) / 41) / (mean * (1 - mean))
+    odds = np.log(mean / (1 - mean))
+    limits = [1 / (1 + np.exp(-(odds + side * half))) for side in (-1, 1)]
+    assert (found.auc.value, found.auc.low, found.auc.high) == pytest.approx((mean, *limits))
+    gaps = {t: (inside >= t).mean() - (outside >= t).mean() for t in np.unique(scores)}
+    best, band = max(gaps.values()), sum(np.sqrt(np.log(4 / 0.1) / (2 * n)) for n in (23, 41))
+    top = found.advantage_best
+    assert (top.value, top.low, top.high) == pytest.approx((best, max(0.0, best - band), min(1.0, best + band)))
+    rng = np.random.default_rng(3)
+    order1, order0 = rng.permutation(23), rng.permutation(41)
+    sorted1, sorted0 = np.sort(inside), np.sort(outside)
+    choose1, use1 = sorted1[order1[:11]], sorted1[order1[11:]]
+    choose0, use0 = sorted0[order0[:20]], sorted0[order0[20:]]
+    chosen = {t: (choose1 >= t).mean() - (choose0 >= t).mean() for t in np.unique([*choose1, *choose0])}
+    t = next(t for t in chosen if chosen[t] >= max(chosen.values()) - 1e-12)
+    tp, tn = int((use1 >= t).sum()), int((use0 < t).sum())
+    rates = [stats.binomtest(k, n).proportion_ci(0.95, "exact") for k, n in ((tp, 12), (tn, 21))]
+    value, low, high = (tp / 12 + tn / 21) / 2, (rates[0].low + rates[1].low) / 2, (rates[0].high + rates[1].high) / 2
+    balanced, advantage = found.balanced_accuracy, found.advantage
+    assert (balanced.value, balanced.low, balanced.high) == pytest.approx((value, low, high))
+    wanted = (2 * value - 1, 2 * low - 1, 2 * high - 1)
+    assert (advantage.value, advantage.low, advantage.high) == pytest.approx(wanted)
+    assert balanced.threshold == advantage.threshold == t
+    assert "(seed 3)" in balanced.how
+    tenth, none = found.tpr_at_fpr
+    at = np.sort(outside)[::-1][4]  # four of 41 may be false
+    assert (tenth.fpr, tenth.threshold, tenth.value) == pytest.approx((0.1, at, (inside > at).mean()))
+    assert tenth.fpr_measured == pytest.approx((outside > at).mean())
+    assert (none.value, none.reason) == (None, "an FPR of 0.01 takes 100 non-members, and there are 41")
+    points = {0.0: (inside > outside.max()).mean()}
+    for k in range(1, 42):
+        over = np.sort(outside)[::-1][k] if k < 41 else -np.inf
+        points[(outside > over).mean()] = (inside > over).mean()
+    assert dict(zip(found.roc.fpr, found.roc.tpr, strict=True)) == pytest.approx(points)
+    assert membership_scores(scores, member, roc=False).roc is None
+    plain = membership_scores(scores, member)
+    assert plain == membership_scores(scores, member, seed=0, confidence=0.95, fprs=(0.1, 0.01, 0.001), roc=True)
+
+
+def test_the_limits_of_a_tpr_are_quantiles_of_a_mixture():
+    """The number of non-members above the true threshold is binomial; a line through the members above it, Jeffreys."""
+    scores, member = uneven_classes()
+    inside, outside = np.sort(scores[member]), np.sort(scores[~member])
+    weight = stats.binom.pmf(np.arange(42), 41, 0.2)
+    down = outside[::-1]
+    over = [0, *((inside > t).sum() for t in down), 23]
+    steps = np.array([(over[j] + over[j + 1]) / 2 for j in range(42)])
+    line = np.polyfit(np.arange(42), steps, 1, w=np.sqrt(weight))
+    c = np.clip(np.polyval(line, np.arange(42)), 0, 23)
+    low, high = membership._tpr_interval(inside, outside, 0.2, 0.9)
+    for limit, share in ((low, 0.05), (high, 0.95)):
+        assert (weight * stats.beta.cdf(limit, c + 0.5, 23 - c + 0.5)).sum() == pytest.approx(share, rel=1e-5)
+    found = membership._tpr_at(inside, outside, 0.2, 0.9)
+    assert (found.low, found.high) == pytest.approx((min(low, found.value), max(high, found.value)))
+
+
+def test_two_attacks_on_uneven_classes_by_loops():
+    a, member = uneven_classes()
+    b = (0.6 * a + np.random.default_rng(1).normal(size=64)).round(1)
+    found = auc_difference(a, b, member, 0.9)
+    gaps1 = [wins_of(x, a[~member]) - wins_of(y, b[~member]) for x, y in zip(a[member], b[member], strict=True)]
+    gaps0 = [wins_of(y, b[member]) - wins_of(x, a[member]) for x, y in zip(a[~member], b[~member], strict=True)]
+    half = stats.norm.ppf(0.95) * np.sqrt(np.var(gaps1, ddof=1) / 23 + np.var(gaps0, ddof=1) / 41)
+    value = np.mean(gaps1)
+    assert (found.value, found.low, found.high) == pytest.approx((value, value - half, value + half))
+    same = auc_difference(a, a, member, 0.9)
+    each = auc(a, member, 0.95)
+    assert (same.value, same.low, same.high) == pytest.approx((0.0, each.low - each.high, each.high - each.low))
+    few = auc_difference([3.0, 1.0, 2.0], [1.0, 2.0, 3.0], [1, 0, 0], 0.9)
+    assert (few.value, few.low, few.high) == (1.0, -1.0, 1.0)
+
+
+def test_few_records_and_many_points_by_hand():
+    """Two non-members at an FPR of one half: none, one or both lie above the threshold, with 1/4, 1/2 and 1/4."""
+    inside, outside = np.array([0.5, 1.5, 2.5, 3.5, 4.5]), np.array([1.0, 3.0])
+    steps = np.array([(0 + 2) / 2, (2 + 4) / 2, (4 + 5) / 2])
+    weight = np.array([0.25, 0.5, 0.25])
+    c = (weight @ steps) + (steps[2] - steps[0]) / 2 * np.array([-1, 0, 1])
+    for limit, share in zip(membership._tpr_interval(inside, outside, 0.5, 0.8), (0.1, 0.9), strict=True):
+        assert (weight * stats.beta.cdf(limit, c + 0.5, 5.5 - c)).sum() == pytest.approx(share, rel=1e-5)
+    apart = auc([5.0, 6.0, 1.0, 2.0, 3.0, 4.0], [1, 1, 0, 0, 0, 0], 0.9)  # two disjoint pairs, no exception
+    assert (apart.value, apart.low, apart.high) == (1.0, pytest.approx(0.05**0.5), 1.0)
+    scores, member = uneven_classes()
+    assert auc(scores, member) == auc(scores, member, 0.95)
+    assert auc_difference(scores, -scores, member) == auc_difference(scores, -scores, member, 0.95)
+    even = np.arange(200.0)
+    assert membership_scores(even, even % 2 == 0, fprs=(0.29,)).tpr_at_fpr[0].fpr_measured == 0.29
+    drawn = membership._roc(even[::2], even[1::2], points=5).fpr
+    assert drawn == [0.0, 0.01, 0.05, 0.22, 1.0]  # 1, 4.64, 21.5 and 100 of 100

@@ -417,6 +417,9 @@ def test_which_tests_there_are_depends_on_what_there_is():
     assert "elsewhere" not in named([twenty], others=[replace(one, free=False)])
     assert named([replace(twenty, free=False)])[-2:] == ["coordinate", "grid"]
     assert "shape" not in named([replace(twenty, z=np.ones((1, 20)))])
+    levels = np.arange(-9.0, 10.0)
+    cells = residual(np.round(3 * twenty.z), 0 * twenty.z, 3.0, client=2, round=4, part="W", levels=levels)
+    assert named([cells])[-4:] == ["lags", "along", "bare", "grid"]
     both = [twenty, replace(twenty, client=3)]
     assert "round" not in named(both)
     assert "round" in named([twenty, replace(twenty, round=5)])

@@ -215,7 +215,7 @@ def test_a_grid_by_the_sum_of_phases():
     p = (2**16 - 20) * np.exp(-sums.max())
     assert 1e-12 < p < 0.1
     assert values.grid(z) == pytest.approx(p, rel=1e-6)
-    assert values.grid(z[:19]) == 1.0
+    assert values.grid(np.zeros(19)) == 1.0
     assert values.grid(np.zeros(20)) == pytest.approx((2**16 - 20) * np.exp(-20))
 
 
