@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from fedaudit.cli.main import app as cli
 from fedaudit.errors import DataError, RunError, SettingError
 from fedaudit.flower import recorder
+from fedaudit.flower import recorder as recorder_module
 from fedaudit.flower.recorder import Recorder
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.wire.channel import RoundTraffic
@@ -423,3 +424,13 @@ def test_a_remark_on_a_reported_epsilon_is_noted(remark, monkeypatch):
     monkeypatch.setattr(recorder, "reported_audit", lambda found, ledger: (("reported", found, ledger), remark))
     assert Recorder._claimed(here) == [("local", 3.0), ("central", 6, 3.0), ("reported", ["said"], 3.0)]
     assert notes == ["2 took part", *([remark] if remark else [])]
+
+
+def test_the_bytes_of_a_message_are_those_that_flower_sent(monkeypatch):
+    """Its frame and its fields as Flower has them; a field that Flower does not have took none there."""
+    ours = {"(frame)": {"blob": 1}, "a": {"blob": 2}, "b": {"blob": 3}}
+    monkeypatch.setattr(recorder_module, "measure", lambda head, size: ours if (head, size) == ("head", 6) else {})
+    here = SimpleNamespace(flower={("up", 3): ({"a": SimpleNamespace(wire=70)}, 11)})
+    found = recorder_module.FlowerWire.sizes(here, "up", 3, "head", 6)
+    assert {name: size["wire"] for name, size in found.items()} == {"(frame)": 11, "a": 70, "b": 0}
+    assert [size["blob"] for size in found.values()] == [1, 2, 3]

@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import flower_apps
 import numpy as np
@@ -18,6 +19,7 @@ from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects
 from fedaudit.cli.listing import summary
 from fedaudit.errors import FedauditError, RunError, WireError
 from fedaudit.flower import App, run_app
+from fedaudit.flower import server as server_module
 from fedaudit.flower import server as server_side
 from fedaudit.metrics.cost import seconds
 from fedaudit.runtime.folder import RunFolder
@@ -322,3 +324,20 @@ def test_rounds_are_told_by_the_apps_number_and_not_by_arrival(tmp_path):
     assert [row.participants for row in record.rounds] == [[0, 1, 2], [0, 1, 2]]
     rows = [(e.round, e.client, e.direction) for e in RunFolder(tmp_path / "run").transcript.entries()]
     assert rows == [(t, k, way) for t in (1, 2) for k in range(3) for way in ("down", "up")]
+
+
+def test_a_broadcast_is_read_once_and_each_message_has_its_own_frame(monkeypatch):
+    read = []
+
+    def fields_of(content, names, kind, layout):
+        read.append((content, kind, layout))
+        return f"fields of {content}", 99
+
+    monkeypatch.setattr(server_module, "fields_of", fields_of)
+    monkeypatch.setattr(server_module, "frame_bytes", lambda message: message.frame)
+    here = SimpleNamespace(_broadcast=None, recorder=SimpleNamespace(layout="layout"))
+    one, other = "".join(["on", "e"]), "other"
+    messages = [SimpleNamespace(content=content, frame=n) for n, content in enumerate((one, one, other, one), 5)]
+    found = [server_module.AuditedGrid._asked(here, message, "train") for message in messages]
+    assert found == [("fields of one", 5), ("fields of one", 6), ("fields of other", 7), ("fields of one", 8)]
+    assert read == [(content, "train", "layout") for content in ("one", "other", "one")]

@@ -57,7 +57,7 @@ class Another(Up):
 ROWS = torch.arange(10.0).view(5, 2)
 
 
-def reply(model=0.0, data=0.0, rows=(), labels=(3.0, 2.0), step=7):
+def reply(model=0.0, data=0.0, rows=(), labels=(3.0, 2.0, 0.0), step=7):
     """A reply in which these rows, and these values, are other ones."""
     table = ROWS.clone()
     table[list(rows)] += 1
@@ -87,12 +87,14 @@ def engine(monkeypatch):
             way = way_of(task.swap)
             found.ran.append((way, task))
             if way == "first":
-                given = Done(3, b"own", reply(), released=b"noised", private_fits=2, brought=brought, rows=[["a", "b"]])
+                given = Done(
+                    3, b"own", reply(), released=b"noised", private_fits=2, brought=brought, rows=[["a", "b"], ["c"]]
+                )
                 return first or given
             answer = answers.get(way, reply())
             if isinstance(answer, Done):
                 return answer
-            return Done(3, f"state of {way}".encode(), answer, rows=[["a", "b"]])
+            return Done(3, f"state of {way}".encode(), answer, rows=[["a", "b"], ["c"]])
 
         monkeypatch.setattr(contract, "run_task", run_task)
         task = Task("{}", "update", 3, 1, 0, state, encode(Told(1)))
@@ -146,16 +148,16 @@ def test_without_a_reply_or_records_there_is_less_to_try(engine):
     [
         ("late", {"model": 1.0}, ["Reply.model"], []),
         ("late", {"step": 8}, ["Reply.step"], []),
-        ("late", {"data": 1.0, "labels": (9.0, 2.0)}, [], ["Reply.data", "Reply.labels"]),
+        ("late", {"data": 1.0, "labels": (9.0, 2.0, 0.0)}, [], ["Reply.data", "Reply.labels"]),
         ("outside", {"model": 1.0, "data": 1.0}, ["Reply.model"], []),
         ("early", {"model": 1.0, "data": 1.0, "rows": [0, 1, 2]}, [], []),
         ("early", {"step": 8}, ["Reply.step"], []),
         ("one", {"rows": [4]}, [], []),
         ("one", {"rows": [1, 4]}, ["Reply.rows"], []),
-        ("relabelled", {"labels": (2.0, 3.0)}, [], []),
-        ("relabelled", {"labels": (2.0, 3.1)}, ["Reply.labels"], []),
-        ("relabelled", {"labels": (1.0, 2.0)}, ["Reply.labels"], []),
-        ("relabelled", {"labels": (3.0, 2.0, 0.0)}, ["Reply.labels"], []),
+        ("relabelled", {"labels": (2.0, 3.0, 0.0)}, [], []),
+        ("relabelled", {"labels": (2.0, 3.1, 0.0)}, ["Reply.labels"], []),
+        ("relabelled", {"labels": (1.0, 2.0, 0.0)}, ["Reply.labels"], []),
+        ("relabelled", {"labels": (3.0, 2.0)}, ["Reply.labels"], []),
     ],
 )
 def test_what_may_not_change_is_told(engine, way, values, broken, changed):
@@ -192,12 +194,12 @@ def test_a_public_value_of_the_records_is_told_apart(engine):
 def test_what_a_policy_protects_is_not_tried_record_by_record(engine):
     assert engine(policies=["logits"], one=reply(rows=[0, 1, 2])).broken == {}
     assert list(engine(policies=["label_counts"], one=reply(rows=[0, 1, 2])).broken) == ["Reply.rows"]
-    found = engine(policies=["label_counts"], relabelled=reply(labels=(9.0, 9.0)))
+    found = engine(policies=["label_counts"], relabelled=reply(labels=(9.0, 9.0, 9.0)))
     assert found.broken == {}
 
 
 def test_how_far_counts_move_is_told(engine):
-    said = engine(relabelled=reply(labels=(6.0, 6.0))).broken["Reply.labels"]
+    said = engine(relabelled=reply(labels=(6.0, 6.0, 0.0))).broken["Reply.labels"]
     assert "they move by 5, and the noise is scaled for 1.41" in said
 
 

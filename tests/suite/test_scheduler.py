@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -659,3 +660,12 @@ def test_stale_results_are_put_aside_under_a_number_of_their_own(monkeypatch, tm
     stale[0] = ["loss", "lira"]
     assert put("c", "fourth") == ("attacks changed: loss, lira", "as fourth", True)
     assert put("c", "fourth", keep_stale=True) == (None, "as fourth", True)
+
+
+def test_what_an_audit_does_unless_told():
+    """One cell at a time, here, on what is kept, and without a report."""
+    defaults = {name: of.default for name, of in inspect.signature(audit).parameters.items()}
+    assert {name: value for name, value in defaults.items() if name not in ("suite", "out")} == {
+        "watch": None, "jobs": 1, "engine": None, "force": False, "keep_stale": False, "on": "here",
+        "ray_address": None, "report": False, "trust": False, "seeds_together": False,
+    }  # fmt: skip
