@@ -202,3 +202,39 @@ def test_the_whole_runs_at_the_top_of_the_page():
         for seed in range(3)
     ]
     assert f"of {min(sure):.2f} to {max(sure):.2f} of its images" in flat
+
+
+def test_fedavgs_columns_in_the_authors_reading():
+    """Omega = 1 and 0.01: rounds, best and last rounds from the records, and the column at 0.1 within as many."""
+    flat = " ".join((RESULTS / "dfrd.md").read_text().split())
+
+    def host(run, rounds=100):
+        points = [r for r in run["rounds"] if r["round"] <= rounds]
+        return [100 * r["global_points"]["before distillation"]["accuracy"] for r in points]
+
+    published = {"1": "89.71 ± 1.10", "0.01": "60.89 ± 3.24"}
+    best = {}
+    for omega, theirs in published.items():
+        runs = [kept(f"records/dfrd_fedavg_fmnist/omega_{omega}-{seed}.json") for seed in range(3)]
+        for seed, run in enumerate(runs):
+            setting, of = run["setting"], run["hyper_parameters"]
+            assert (setting["seed"], setting["partition"], setting["model"]) == (
+                seed,
+                f"dirichlet-capped:{omega}",
+                "conv4",
+            )
+            assert (of["host"]["steps"], of["host"]["B"], of["host"]["eta"], of["feedback"]) == (20, 64, 0.01, False)
+            assert run["commit"] == "4337627e"
+            assert "cut off" in run["note"]
+        curves = [host(run) for run in runs]
+        best[omega] = tops = [max(curve) for curve in curves]
+        done = ", ".join(str(run["rounds_done"]) for run in runs)
+        row = f"| {theirs} | {done} | {', '.join(f'{top:.2f}' for top in tops)} | {statistics.mean(tops):.2f} ± "
+        row += f"{statistics.stdev(tops):.2f} | {', '.join(f'{curve[-1]:.2f}' for curve in curves)} |"
+        assert row in flat, omega
+    assert all(abs(top - 89.71) <= 1.10 for top in best["1"]), "all seeds lie within the published deviation"
+    assert f"the seeds lie {max(best['0.01']) - min(best['0.01']):.0f} points apart" in flat
+    tenth = [max(host(kept(f"records/dfrd_table1_fmnist/fedavg+dfrd-{seed}.json"))) for seed in range(3)]
+    assert f"There FedAvg has {tenth[0]:.2f}, {tenth[1]:.2f} and {tenth[2]:.2f} within 100 rounds" in flat
+    mean, deviation = statistics.mean(best["1"]), statistics.stdev(best["1"])
+    assert f"FedAvg itself has its published figure: {mean:.2f} ± {deviation:.2f} (89.71 ± 1.10)" in flat

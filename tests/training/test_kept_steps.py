@@ -119,7 +119,7 @@ def ce_of(weight: float) -> Callable[..., torch.Tensor]:
         ({"counts": [12, 12, 13]}, True),
         ({"norms": "running"}, True),
     ],
-    ids=str,
+    ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
 )
 def test_another_form_is_recorded_anew(change: dict[str, Any], anew: bool, replays: list[int]) -> None:
     how: dict[str, Any] = {"arch": "mlp", "counts": [12, 12, 12], "loss": ce_of(2.0), "opt": sgd(0.1), "epochs": 4}
