@@ -46,14 +46,47 @@ def test_what_it_says_of_resnets_holds() -> None:
     assert 4.5 < tf32[best] / tf32["floor"] < 5.5, "a factor of five"
     assert 4.5 < bf16[best] / bf16["floor"] < 5.5
     rates = {stem: round(of["rate"] / 1e12) for stem, of in kept.items() if of["floor"]}
-    assert {rates[stem] for stem in rates if stem.endswith("bf16")} == {781, 786}
-    assert {rates[stem] for stem in rates if stem.endswith("tf32")} <= {407, 411, 412}
-    row = json.loads((KEPT / "fedzge_row.json").read_text())
-    took = [row[way]["round_s"] for way in ("stacked_tf32", "stacked_bf16")]
-    assert (
-        f"{took[0]:.1f} s in TF32 and {took[1]:.1f} s in bf16, {took[0] / 0.6:.0f} and {took[1] / 0.6:.0f} minutes"
-        in text
+    for precision, said in (("tf32", "{} to {} TFLOP/s in TF32"), ("bf16", "and {} to {} in bf16")):
+        of_them = [rates[stem] for stem in rates if stem.endswith(precision)]
+        assert said.format(min(of_them), max(of_them)) in text
+    groups, row = (
+        json.loads((KEPT / name).read_text()) for name in ("profile/fedzge_row_grouped.json", "fedzge_row.json")
     )
+    before, took = ([of[way]["round_s"] for way in ("stacked_tf32", "stacked_bf16")] for of in (groups, row))
+    assert f"With groups it took {before[0]:.1f} s in TF32 and {before[1]:.1f} s in bf16" in text
+    assert f"Side by side it takes {took[0]:.1f} and {took[1]:.1f} s" in text
+    whole = [(of["first_round_s"] + 99 * of["round_s"]) / 60 for of in (row["stacked_tf32"], row["stacked_bf16"])]
+    assert f"100 rounds would take {whole[0]:.1f} and {whole[1]:.1f} minutes" in text
+    step = kept["resnet18_256_tf32"][best]
+    assert f"would take {195 * step / 1000:.1f} s in TF32: 195 of {step:.1f} ms" in text, "50,000 x 10 / 2,560 steps"
+
+
+def test_what_it_says_of_small_networks_holds() -> None:
+    """`conv4` is stepped side by side and `convnet` is not, because of these figures."""
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    wide, small = (json.loads((KEPT / "resnets" / f"{arch}_64_tf32.json").read_text()) for arch in ("conv4", "convnet"))
+    best = "streams, channels last"
+    assert f"{wide[best]:.1f} ms in place of {wide['grouped']:.1f} in TF32" in text
+    assert small["grouped"] < small[best]
+    assert f"stays in groups: {small['grouped']:.1f} ms, no more than side by side, and" in text
+    assert f"{small['grouped, compiled']:.1f} ms compiled, the fastest of all ways" in text
+    assert f"compiled it takes {small[f'{best}, compiled']:.1f}" in text
+    figures = [
+        value
+        for name, value in small.items()
+        if name not in ("torch", "flops", "rate", "floor") and "seconds" not in name
+    ]
+    assert min(figures) == small["grouped, compiled"]
+    assert round(small["grouped, compiled"] / small["floor"]) == 6, "six for a compiled one"
+
+
+def test_what_it_says_of_the_numbers_of_resnets_holds() -> None:
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    same = json.loads((KEPT / "equality_resnet18.json").read_text())
+    assert same["resnet18_again_same_bits"]
+    assert same["resnet18_same_fields"]
+    assert f"at most {same['resnet18_farthest_float64']:.1e} apart in float64" in text
+    assert f"it is {same['cpu_quarter_width_one_round_float64']:.1e} after one round" in text
 
 
 def test_what_it_says_of_long_runs_holds() -> None:

@@ -74,7 +74,7 @@ def soak(folder: Path) -> list[str]:
 
 
 WAYS = ["serial eager", "one by one", "streams", "streams, channels last", "streams, channels last, free", "grouped"]
-WAYS += ["grouped, free"]
+WAYS += ["grouped, free", "streams, channels last, compiled", "grouped, compiled"]
 RESNETS = ["network", "batch", "precision", "floor", *WAYS]
 
 
@@ -85,7 +85,7 @@ def resnets(folder: Path) -> list[str]:
         figures: dict[str, Any] = json.loads(path.read_text())
         arch, batch, precision = path.stem.rsplit("_", 2)
         serial = figures[WAYS[0]]
-        said = [f"{figures[way]:.1f} ({serial / figures[way]:.1f})" for way in WAYS[1:]]
+        said = [f"{figures[way]:.1f} ({serial / figures[way]:.1f})" if way in figures else "" for way in WAYS[1:]]
         cells = [f"`{arch}`", batch, precision.replace("tf", "TF"), f"{figures['floor']:.1f}", f"{serial:.1f}", *said]
         found.append("| " + " | ".join(cells) + " |")
     return found
