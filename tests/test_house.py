@@ -148,9 +148,12 @@ def test_tests_mirror_the_rooms():
 # Files of a room that no single module fits, and why.
 NOT_A_MODULE = {
     "attack/test_what_tells_nothing": "what no attack may go by, under each threat",
+    "attacks/test_inversion_by_hand": "steps of several inversion attacks by other code",
+    "attacks/test_membership_by_hand": "several membership attacks on made-up views",
     "attacks/test_releases": "attacks of several questions on the releases of one run",
     "attacks/test_stated_settings": "every attack's settings against a table",
     "epsilon/test_new_mechanisms": "each mechanism through both audits of a run",
+    "metrics/test_figures": "every metric's figure by hand",
     "methods/test_beats_local": "what several rivals' papers claim",
     "methods/test_coverage": "every method has its tests",
     "methods/test_fingerprints": "every method, one kept run each",
@@ -161,6 +164,8 @@ NOT_A_MODULE = {
     "runtime/test_summands": "methods whose replies are added up in another form, through runs and audits",
     "suite/test_kill": "kills at random instants, minutes long",
     "suite/test_seeds_together": "a row through scheduler, worker and cell",
+    "training/test_small_parts": "small functions of several modules by hand",
+    "training/test_traces": "what `fit` looks at before and after a loss",
     "verify/test_forgeries": "a forged folder, whatever part of it",
     "verify/test_gates": "commands that read a folder that was changed",
     "verify/test_honest": "folders that nobody changed are not accused",

@@ -43,13 +43,13 @@ def others(case: str) -> list[Job]:
         "momentum, decay, nesterov",
         "adam keeps each model's own count",
         "batch norm",
-        "batch norm left alone",
-        "own numbers of epochs",
-        "until",
         "given",
         "cosine, by step",
         "augmented",
-        "does not separate",
+        pytest.param("batch norm left alone", marks=pytest.mark.long),
+        pytest.param("own numbers of epochs", marks=pytest.mark.long),
+        pytest.param("until", marks=pytest.mark.long),
+        pytest.param("does not separate", marks=pytest.mark.long),
     ],
 )
 def test_a_second_training_records_nothing_and_has_the_bits_of_one_that_records(case: str, replays: list[int]) -> None:
@@ -70,7 +70,7 @@ def test_a_second_training_records_nothing_and_has_the_bits_of_one_that_records(
 
 def test_steps_of_a_stack_that_has_shrunk_are_kept_too(replays: list[int]) -> None:
     for _ in range(3):
-        fit_together(make("mlp", [8, 8, 8, 40]))
+        fit_together(make("mlp@0.02", [8, 8, 8, 40]))
         assert len(replays) == 2, "one of four models, and one of the model that goes on alone"
 
 
@@ -82,7 +82,7 @@ def test_a_stack_that_has_moved_records_for_itself_alone(replays: list[int]) -> 
     """Models that end first but stand first leave copies of the others behind, which no later training has."""
     ends = lambda i, m: {"until": at_once} if i < 2 else {}  # noqa: E731
     for std in (0.1, 0.3):
-        jobs, alone = (make("mlp", [12] * 4, each=ends, epochs=6) for _ in range(2))
+        jobs, alone = (make("mlp@0.02", [12] * 4, each=ends, epochs=6) for _ in range(2))
         for job in (*jobs, *alone):
             torch.manual_seed(int(10 * std))
             for p in job.model.parameters():
@@ -113,7 +113,7 @@ def ce_of(weight: float) -> Callable[..., torch.Tensor]:
         ({"batch": 5}, True),
         ({"epochs": 5}, False),
         ({"augment": Augment(flip=True)}, True),
-        ({"arch": "mlp@0.5"}, True),
+        ({"arch": "mlp@0.1"}, True),
         ({"counts": [12, 12]}, True),
         ({"counts": [8, 12, 12]}, False),
         ({"counts": [12, 12, 13]}, True),
@@ -122,7 +122,7 @@ def ce_of(weight: float) -> Callable[..., torch.Tensor]:
     ids=lambda value: ", ".join(value) if isinstance(value, dict) else None,
 )
 def test_another_form_is_recorded_anew(change: dict[str, Any], anew: bool, replays: list[int]) -> None:
-    how: dict[str, Any] = {"arch": "mlp", "counts": [12, 12, 12], "loss": ce_of(2.0), "opt": sgd(0.1), "epochs": 4}
+    how: dict[str, Any] = {"arch": "mlp@0.02", "counts": [12, 12, 12], "loss": ce_of(2.0), "opt": sgd(0.1), "epochs": 4}
     fit_together(make(**how))
     before = len(replays)
     jobs, alone = make(**{**how, **change}), make(**{**how, **change})
@@ -140,7 +140,7 @@ def test_a_number_that_a_loss_is_given_belongs_to_the_form(number: float, replay
 
     def jobs(by: float, add: float) -> list[Job]:
         given = lambda i, m: {"given": {"by": by, "of": (torch.full((4,), add * i, dtype=torch.float64).cumsum(0),)}}  # noqa: E731
-        return make("mlp", [12, 12], each=given, loss=times, epochs=4)
+        return make("mlp@0.02", [12, 12], each=given, loss=times, epochs=4)
 
     fit_together(jobs(1.0, 0.1))
     before = len(replays)
@@ -154,17 +154,17 @@ def test_a_number_that_a_loss_is_given_belongs_to_the_form(number: float, replay
 
 @pytest.mark.parametrize("flag", ["allow_tf32", "benchmark"])
 def test_other_kernels_are_recorded_anew(flag: str, replays: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    fit_together(make("mlp", [12, 12]))
+    fit_together(make("mlp@0.02", [12, 12]))
     before = len(replays)
     monkeypatch.setattr(torch.backends.cudnn, flag, not getattr(torch.backends.cudnn, flag))
-    fit_together(make("mlp", [12, 12]))
+    fit_together(make("mlp@0.02", [12, 12]))
     assert len(replays) > before
 
 
 def test_a_model_with_a_hook_is_recorded_anew(replays: list[int]) -> None:
     """A hook may read what no argument tells."""
     for times in (1, 2):
-        jobs = make("mlp", [12, 12])
+        jobs = make("mlp@0.02", [12, 12])
         for job in jobs:
             job.model.register_forward_hook(doubled)
         fit_together(jobs)
@@ -181,7 +181,7 @@ def test_a_training_that_fails_leaves_nothing(replays: list[int]) -> None:
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        fit_together(make("mlp", [12, 12], epochs=3, until=breaks))
+        fit_together(make("mlp@0.02", [12, 12], epochs=3, until=breaks))
     assert replays
     assert not kept_steps._kept
 
@@ -189,7 +189,7 @@ def test_a_training_that_fails_leaves_nothing(replays: list[int]) -> None:
 def test_what_was_used_least_recently_goes(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     def trains(width: float) -> int:
         before = len(replays)
-        fit_together(make(f"mlp@{width}", [12, 12]))
+        fit_together(make(f"mlp@{width / 10}", [12, 12]))
         return len(replays) - before
 
     monkeypatch.setattr(kept_steps, "MOST", 2)
@@ -198,7 +198,7 @@ def test_what_was_used_least_recently_goes(monkeypatch: pytest.MonkeyPatch, repl
 
 
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
-    fit_together(make("mlp@0.25", [12, 12]))
+    fit_together(make("mlp@0.05", [12, 12]))
     (small,) = kept_steps._kept
     by_hand = 24 * (64 * 8 + 8) + sum(t.nbytes for t in small.stack.tensors())
     assert small.bytes == by_hand
@@ -215,7 +215,7 @@ def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch, replays: list[int]) 
 
 
 def test_two_trainings_at_a_time_never_share_memory() -> None:
-    fit_together(make("mlp", [12, 12]))
+    fit_together(make("mlp@0.02", [12, 12]))
     (steps,) = kept_steps._kept
     form = steps.form
     assert kept_steps.taken(form, 25) is None, "it has room for 24 rows"
@@ -225,7 +225,7 @@ def test_two_trainings_at_a_time_never_share_memory() -> None:
 
 def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """A training begins again without them; if there are none, the error is the caller's."""
-    fit_together(make("mlp", [12, 12]))
+    fit_together(make("mlp@0.02", [12, 12]))
     full, tried = KeptSteps.refill, []
 
     def refills(self: KeptSteps, *given: Any) -> None:
@@ -234,8 +234,8 @@ def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(KeptSteps, "refill", refills)
-    jobs, alone = make("mlp", [12, 12]), make("mlp", [12, 12])
-    fit_together(make("mlp@0.5", [12, 12]))
+    jobs, alone = make("mlp@0.02", [12, 12]), make("mlp@0.02", [12, 12])
+    fit_together(make("mlp@0.1", [12, 12]))
     fit_together(jobs)
     assert len(tried) == 1
     for job in alone:
@@ -244,7 +244,7 @@ def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("fedaudit.training.stacked.stack.build", refuses)
     kept_steps.forget()
     with pytest.raises(torch.OutOfMemoryError):
-        fit_together(make("mlp", [12, 12]))
+        fit_together(make("mlp@0.02", [12, 12]))
 
 
 def refuses(*given: Any) -> Any:
@@ -253,7 +253,7 @@ def refuses(*given: Any) -> Any:
 
 def test_only_the_first_round_of_a_run_records(tmp_path: Path, replays: list[int]) -> None:
     """The run's end lets go of them."""
-    how: dict[str, Any] = {"dataset": "digits", "model": "mlp@0.25", "clients": 3, "engine": "stacked"}
+    how: dict[str, Any] = {"dataset": "digits", "model": "mlp@0.05", "clients": 3, "engine": "stacked"}
     run(method="fedavg", step="recorded", rounds=1, out=tmp_path / "one", **how)
     first = len(replays)
     assert first > 0
@@ -271,7 +271,7 @@ def test_models_side_by_side_leave_one_by_one(monkeypatch: pytest.MonkeyPatch, r
     counts = [40, 8, 24, 16, 20]  # 10, 2, 6, 4 and 5 steps of 4 rows
     for _ in range(2):
         stepped.clear()
-        jobs, alone = make("mlp", counts, epochs=1), make("mlp", counts, epochs=1)
+        jobs, alone = make("mlp@0.02", counts, epochs=1), make("mlp@0.02", counts, epochs=1)
         fit_together(jobs)
         with cuda_graphs.conditions("eager"):
             for job in alone:
@@ -286,9 +286,9 @@ def test_few_steps_that_are_left_are_not_recorded_for(monkeypatch: pytest.Monkey
     """Less than WORTH_IT of them go on with the recording that is there."""
     monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
     monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
-    fit_together(make("mlp", [28, 28, 28, 20], epochs=1))
+    fit_together(make("mlp@0.02", [28, 28, 28, 20], epochs=1))
     assert len(replays) == 1
-    fit_together(make("mlp", [32, 32, 32, 20], epochs=1))
+    fit_together(make("mlp@0.02", [32, 32, 32, 20], epochs=1))
     assert len(replays) == 2 + 1, "more rows than before, and three steps after the fourth model's last"
 
 
@@ -303,8 +303,8 @@ def test_recordings_of_one_training_share_their_memory(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(cuda_graphs, "_capture", noted)
     monkeypatch.setattr(kept_steps, "new_pool", lambda device: object())
-    fit_together(make("mlp", [8, 8, 8, 40]))
-    fit_together(make("mlp@0.5", [8, 8, 8, 40]))
+    fit_together(make("mlp@0.02", [8, 8, 8, 40]))
+    fit_together(make("mlp@0.1", [8, 8, 8, 40]))
     first, again, other, last = pools
     assert first is again is not None
     assert other is last is not first
@@ -313,8 +313,8 @@ def test_recordings_of_one_training_share_their_memory(monkeypatch: pytest.Monke
 
 def test_what_recordings_hold_is_counted_while_they_live(replays: list[int]) -> None:
     assert kept_steps.held() == 0
-    fit_together(make("mlp", [12, 12]))
-    fit_together(make("mlp@0.5", [12, 12]))
+    fit_together(make("mlp@0.02", [12, 12]))
+    fit_together(make("mlp@0.1", [12, 12]))
     for steps, grown in zip(kept_steps._kept, (30, 4), strict=True):
         steps.grown = grown
     assert kept_steps.held() == sum(of() for of in cuda_graphs.holders) == 34
