@@ -213,7 +213,7 @@ def test_fedavgs_columns_in_the_authors_reading():
         return [100 * r["global_points"]["before distillation"]["accuracy"] for r in points]
 
     published = {"1": "89.71 ± 1.10", "0.01": "60.89 ± 3.24"}
-    best = {}
+    best, came = {}, {}
     for omega, theirs in published.items():
         runs = [kept(f"records/dfrd_fedavg_fmnist/omega_{omega}-{seed}.json") for seed in range(3)]
         for seed, run in enumerate(runs):
@@ -225,7 +225,9 @@ def test_fedavgs_columns_in_the_authors_reading():
             )
             assert (of["host"]["steps"], of["host"]["B"], of["host"]["eta"], of["feedback"]) == (20, 64, 0.01, False)
             assert run["commit"] == "4337627e"
-            assert "cut off" in run["note"]
+            came[omega, seed] = int(run["note"].split()[3])
+            assert run["note"].startswith("cut off after ")
+            assert run["minutes"] == pytest.approx(2.0, abs=0.1)
         curves = [host(run) for run in runs]
         best[omega] = tops = [max(curve) for curve in curves]
         done = ", ".join(str(run["rounds_done"]) for run in runs)
@@ -238,3 +240,5 @@ def test_fedavgs_columns_in_the_authors_reading():
     assert f"There FedAvg has {tenth[0]:.2f}, {tenth[1]:.2f} and {tenth[2]:.2f} within 100 rounds" in flat
     mean, deviation = statistics.mean(best["1"]), statistics.stdev(best["1"])
     assert f"FedAvg itself has its published figure: {mean:.2f} ± {deviation:.2f} (89.71 ± 1.10)" in flat
+    shortest, *rest = sorted(came.values())
+    assert f"five runs came to rounds {min(rest)} to {max(rest)}, and one to {shortest}." in flat

@@ -131,6 +131,7 @@ def test_deep_and_wide_networks_on_tensor_cores_go_apart(monkeypatch: pytest.Mon
     assert not is_deep(wide)
     assert not is_wide(flat)
     assert is_wide(nn.Conv2d(256, 256, 1))
+    assert not is_wide(nn.Conv2d(512, 512, 1, groups=512)), "it has groups already"
     assert not is_wide(nn.Sequential(nn.Conv2d(255, 512, 1), nn.Conv2d(512, 255, 1), nn.Linear(512, 512)))
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
     assert not goes_apart(deep, rows), "a CPU has no streams, and no slow groups"

@@ -23,7 +23,7 @@ from fedaudit.training.cuda_graphs import Recording, halves, holders, new_pool
 from fedaudit.training.fit import Loss
 from fedaudit.training.stacked.given import copy_given, form_of_given
 from fedaudit.training.stacked.mapped_loss import MappedLoss
-from fedaudit.training.stacked.stackable import same_function
+from fedaudit.training.stacked.stackable import HOOKS, same_function
 
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job, Stack
@@ -54,7 +54,7 @@ class StepForm:
 def form_of(jobs: Sequence[Job], stack: Stack, compile: bool) -> StepForm | None:
     """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells."""
     first = jobs[0]
-    if any(_hooked(layer) for layer in first.model.modules()):
+    if any(getattr(layer, kind) for layer in first.model.modules() for kind in HOOKS):
         return None
     device = first.rows[0].device
     rows = [(row.shape[1:], row.dtype) for row in first.rows]
@@ -67,11 +67,6 @@ def form_of(jobs: Sequence[Job], stack: Stack, compile: bool) -> StepForm | None
     given = form_of_given(stack.given)
     where = device, stream
     return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, kernels, strict, where))
-
-
-def _hooked(layer: torch.nn.Module) -> bool:
-    kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(layer, kind) for kind in kinds)
 
 
 @dataclass(eq=False)

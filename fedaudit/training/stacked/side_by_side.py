@@ -48,7 +48,8 @@ def is_deep(model: nn.Module) -> bool:
 
 def is_wide(model: nn.Module) -> bool:
     """Return whether a network has a convolution so wide that groups of models do not pay."""
-    return any(isinstance(m, nn.Conv2d) and min(m.in_channels, m.out_channels) >= WIDE for m in model.modules())
+    plain = [m for m in model.modules() if isinstance(m, nn.Conv2d) and m.groups == 1]
+    return any(min(m.in_channels, m.out_channels) >= WIDE for m in plain)
 
 
 def side_by_side(count: int, device: torch.device, work: Callable[[int], T]) -> list[T]:

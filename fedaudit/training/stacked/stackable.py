@@ -25,6 +25,12 @@ from fedaudit.training.stacked.steppers import stepper
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job
 
+HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)  # kinds that a layer may have
 refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
 
 
@@ -142,10 +148,9 @@ def structure(model: nn.Module) -> Any:
 
 def same_hooks(a: nn.Module, b: nn.Module) -> bool:
     def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
-        kinds = ("_forward_pre_hooks", "_forward_hooks", "_backward_hooks", "_backward_pre_hooks")
         found = []
         for name, m in model.named_modules():
-            found += [(name, i, hook) for i, kind in enumerate(kinds) for hook in getattr(m, kind).values()]
+            found += [(name, i, hook) for i, kind in enumerate(HOOKS) for hook in getattr(m, kind).values()]
         return found
 
     these, those = hooks(a), hooks(b)
