@@ -292,6 +292,33 @@ def test_few_steps_that_are_left_are_not_recorded_for(monkeypatch: pytest.Monkey
     assert len(replays) == 2 + 1, "more rows than before, and three steps after the fourth model's last"
 
 
+def test_few_steps_that_are_left_take_a_recording_that_is_kept(
+    monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
+    stepped: list[int] = []
+    inner = mapped_loss.side_by_side
+    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
+    monkeypatch.setattr(mapped_loss, "side_by_side", lambda n, *of: stepped.append(n) or inner(n, *of))
+    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
+    fit_together(make("mlp@0.02", [32, 32, 32, 20], epochs=1))
+    stepped.clear()
+    fit_together(make("mlp@0.02", [28, 28, 28, 20], epochs=1))
+    assert stepped == [4] * 5 + [3] * 2
+    assert len(replays) == 2
+
+
+def test_a_tensor_of_another_shape_is_another_form(replays: list[int]) -> None:
+    """One number for all classes would fit into the memory of one for each."""
+
+    def shifted(f: Any, x: torch.Tensor, y: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        return cross_entropy(f(x) * by, y, reduction="none")
+
+    for shape, recorded in (((4,), 1), ((1,), 2), ((4,), 2)):
+        given = {"given": {"by": torch.full(shape, 0.5, dtype=torch.float64)}}
+        fit_together(make("mlp@0.02", [12, 12], each=lambda i, m, given=given: given, loss=shifted))
+        assert len(replays) == recorded
+
+
 def test_recordings_of_one_training_share_their_memory(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """Two trainings never share it: they may run at the same time."""
     pools: list[object] = []
