@@ -15,6 +15,7 @@ from torch import nn
 
 from fedaudit import (
     NUMBER,
+    Augment,
     Client,
     Cohort,
     Down,
@@ -33,6 +34,8 @@ from fedaudit import (
 from fedaudit.methods.shared._libraries import PFLIB
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.methods.shared._travelling import SendsTrained
+
+BLACK = -1.0  # in a record's units: what torchvision's RandomCrop has around an image
 
 
 class Global(Down):
@@ -56,6 +59,8 @@ class FedAvg(SendsTrained, WithOptimiser):
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
     steps: int = Field(default=0, ge=0)  # local steps, in the place of epochs; 0: E epochs
+    crop: int = Field(default=0, ge=0)  # in local training images are moved by so many pixels at most, over black
+    flip: bool = False  # and mirrored every other time
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
@@ -63,9 +68,10 @@ class FedAvg(SendsTrained, WithOptimiser):
     }
 
     @property
-    def length(self) -> dict[str, Any]:
-        """Return how long a client trains in a round, as `fit` takes it: so many steps, or so many epochs."""
-        return {"steps": self.steps} if self.steps else {"epochs": self.E}
+    def local_training(self) -> dict[str, Any]:
+        """Return how a client trains in a round, as `fit` takes it: for so many steps or epochs, on which images."""
+        augment = Augment(crop=self.crop, flip=self.flip, fill=BLACK) if self.crop or self.flip else None
+        return {**({"steps": self.steps} if self.steps else {"epochs": self.E}), "augment": augment}
 
     def init(self, server: Server) -> Record:
         return Averaged(state_of(server.model(), self.part))  # w_0
@@ -76,7 +82,7 @@ class FedAvg(SendsTrained, WithOptimiser):
 
     def client_update(self, client: Client, msg: Any) -> Up:  # on client k
         load(client.model, msg.w, self.part)
-        client.fit(ce, **self.length, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
+        client.fit(ce, **self.local_training, batch=self.B, opt=self.optimiser(self.eta))  # w <- w - eta grad l(w; b)
         return Local(state_of(client.model, self.part), len(client))
 
     def predictor(self, s: Any, server: Server) -> nn.Module | None:

@@ -90,7 +90,7 @@ class FedBN(FedAvg):
 
     def client_update(self, client: Client, msg: Shared) -> Trained:  # on client k
         load(client.model, msg.w, self.part)
-        client.fit(ce, **self.length, batch=self.B, opt=self.optimiser(self.eta))
+        client.fit(ce, **self.local_training, batch=self.B, opt=self.optimiser(self.eta))
         return Trained(state_of(client.model, self.part), len(client))
 
     def predictor(self, s: Averaged, server: Server) -> nn.Module | None:

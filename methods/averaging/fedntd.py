@@ -56,5 +56,7 @@ class FedNTD(FedAvg):
         w_g = load(copy.deepcopy(client.model), msg.w, self.part).eval()
         load(client.model, msg.w, self.part)
         opt, given = self.optimiser(self.eta), {"beta": self.beta, "tau": self.tau}
-        client.fit(not_true_distillation, beside=(w_g.forward,), **self.length, batch=self.B, opt=opt, given=given)
+        client.fit(
+            not_true_distillation, beside=(w_g.forward,), **self.local_training, batch=self.B, opt=opt, given=given
+        )
         return Local(state_of(client.model, self.part), len(client))

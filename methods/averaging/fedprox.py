@@ -51,5 +51,5 @@ class FedProx(FedAvg):
     def client_update(self, client: Client, msg: Global) -> Local:  # on client k
         load(client.model, msg.w, self.part)
         given = {"w_t": msg.w.parameters, "mu": self.mu}
-        client.fit(proximal, **self.length, batch=self.B, opt=self.optimiser(self.eta), given=given)  # Eq. 2
+        client.fit(proximal, **self.local_training, batch=self.B, opt=self.optimiser(self.eta), given=given)  # Eq. 2
         return Local(state_of(client.model, self.part), len(client))

@@ -65,6 +65,6 @@ class MOON(FedAvg):
         load(client.model, msg.w, self.part)
         opt, given = self.optimiser(self.eta), {"mu": self.mu, "tau": self.tau}
         fixed = (w_glob.encode, w_prev.encode)
-        client.fit(contrastive, beside=fixed, **self.length, batch=self.B, opt=opt, given=given)  # Eq. 4
+        client.fit(contrastive, beside=fixed, **self.local_training, batch=self.B, opt=opt, given=given)  # Eq. 4
         client.memory["trained"] = True
         return Local(state_of(client.model, self.part), len(client))

@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import FedauditError, run
+from fedaudit import Augment, FedauditError, run
 from fedaudit.methods.averaging.fedbn import travels
 from fedaudit.methods.averaging.feddyn import regularised
 from fedaudit.methods.averaging.fednova import FedNova
@@ -225,3 +225,39 @@ def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp
         setting = {"E": 2, "B": 64, "eta": 0.1, **more}
         run(tiny(method, engine="serial", rounds=1, set=setting), out=tmp_path / str(len(more)))
         assert set(asked) == {wanted}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm"])
+def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny, monkeypatch, tmp_path):
+    """Each setting reaches `fit` by itself; pixels from outside are black, and without both nothing is augmented."""
+    asked = []
+    plain = Client.fit
+
+    def noted(self, *given, **options):
+        asked.append(options["augment"])
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(Client, "fit", noted)
+    cases = [
+        ({}, None),
+        ({"crop": 2}, Augment(crop=2, flip=False, fill=-1.0)),
+        ({"flip": True}, Augment(crop=0, flip=True, fill=-1.0)),
+    ]
+    for i, (more, wanted) in enumerate(cases):
+        asked.clear()
+        run(tiny(method, engine="serial", rounds=1, set={"B": 64, "eta": 0.1, **more}), out=tmp_path / str(i))
+        assert set(asked) == {wanted}
+
+
+def test_mirrored_images_change_what_is_learned(ran):
+    """The clients' weights differ from those of plain training, stacked or one after another, in the same way."""
+    plain, stacked, serial = (
+        entries(ran("fedavg", name, **more)[1], "up", "w")[0]["encoder.conv1.weight"]
+        for name, more in (
+            ("plain", {}),
+            ("stacked", {"set": {"flip": True}, "engine": "stacked"}),
+            ("serial", {"set": {"flip": True}, "engine": "serial"}),
+        )
+    )
+    assert not torch.allclose(plain, stacked, atol=1e-4)
+    assert torch.allclose(stacked, serial, atol=1e-5)

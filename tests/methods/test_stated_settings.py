@@ -17,7 +17,7 @@ from fedaudit import registry
 # FedAvg's local training, which most methods take over; E = 1, B = 64 and eta = 0.01: FedAF, Section 5.1, but for E.
 LOCAL = "momentum=0.0[0,1) weight_decay=0.0[0, E=1 B=64 eta=0.01"
 # Generators and the students that learn from them, alike in all three: ours, where DFRD's Section 4.1 says nothing.
-AVERAGED = f"{LOCAL} steps=0[0,"  # FedAvg and what inherits from it: steps in the place of epochs
+AVERAGED = f"{LOCAL} steps=0[0, crop=0[0, flip=False"  # FedAvg and what inherits from it: our steps, crops and mirrors
 STUDENT = "I=10 I_g=5 I_d=5 B=64 eta_g=0.001 momentum=0.9 decay=0.0[0, d=100 width=128 feedback=True guard=False"
 # FedAF, Section 5.1, for FedDM and FedAF alike: steps 1000, B 256, IPC 50, E 500, B_w 256, eta_w 0.001, eta_S 1.0.
 CONDENSED = (
