@@ -216,7 +216,7 @@ class Bare(Witness):
         self.was = SimpleNamespace(fields={"e": SimpleNamespace(protection=SimpleNamespace(sigma=2.5)), **of})
 
 
-ONE_HALF = {"embeddings": Policy(epsilon=1.0)}
+ONLY = {"embeddings": Policy(epsilon=1.0)}
 
 
 def reply_of(e, z=1.0, w=None, t=2):
@@ -264,7 +264,7 @@ def test_who_is_protected_in_the_message_that_was_sent_is_looked_at(monkeypatch)
     """Not a field of another kind, or of another message, nor one that was released before."""
     monkeypatch.setattr(Client, "protect", lambda self, message, field, value: ("as ever", field))
     monkeypatch.setattr(Bare, "_see", lambda self, name, value: torch.tensor([value]))
-    client = Bare(reply_of([0.0]), **ONE_HALF)
+    client = Bare(reply_of([0.0]), **ONLY)
     assert client.protect(Reply, "z", 5.0) == ("as ever", "z")
     assert client.protect(Reply, "t", 5.0) == ("as ever", "t")
     assert client.protect(Another, "e", 5.0) == ("as ever", "e")
@@ -273,7 +273,7 @@ def test_who_is_protected_in_the_message_that_was_sent_is_looked_at(monkeypatch)
     assert client._context.done == {"Reply.e": (digest_of(torch.tensor([5.0])), [])}
     client._provenance.released.assert_called_once_with("e", torch.tensor([5.0]))
     assert client.protect(Reply, "e", 5.0) == ("as ever", "e")
-    free = Bare(reply_of([0.0]), **ONE_HALF)
+    free = Bare(reply_of([0.0]), **ONLY)
     free._provenance = None
     assert free.protect(Reply, "e", 5.0).tolist() == [5.0]
 
@@ -358,10 +358,10 @@ def test_only_what_was_sent_unprotected_is_compared(monkeypatch):
     monkeypatch.setattr(Bare, "_see", lambda self, name, value: seen.append(name))
     monkeypatch.setattr(Bare, "_arrived", lambda self, value, where, declared: value)
     monkeypatch.setattr(Bare, "_hold_against_noise", lambda self, now, sent: held.append((now, sent)))
-    client = Bare(reply_of([7.0]), **ONE_HALF)
+    client = Bare(reply_of([7.0]), **ONLY)
     client.compare(reply_of([1.0], z=1.5))
     assert (seen, client.repeated.apart) == (["e"], 0.5)
-    assert held == [(client.sent.w, client.sent.w)]
+    assert [of is client.sent.w for _, of in held] == [True]
     client._context.done["Reply.e"] = "released"
     client.compare(reply_of([1.0], z=1.25))
     assert (seen, client.repeated.apart) == (["e"], 0.5), "the largest of all tasks stays"
@@ -446,12 +446,12 @@ class OfFit:
         monkeypatch.setattr(Bare, "_key", ("task",))
         self.model, self.rows = torch.nn.Linear(2, 1), (torch.ones(10, 2), torch.zeros(10, dtype=torch.long))
 
-    def fit(self, policy=None, promised=1.5, probes=(), **options):
+    def fit(self, policy=None, promised=1.5, **options):
         policy = policy or Policy(noise_multiplier=3.0, sensitivity="clip:0.5")
         client = Bare(training=policy)
         client._fits, client.promised, client.stacked = 1, promised, True
         self.others = []
-        client.probes = (noise_of, *probes, lambda fit: self.others.append(fit) or "probed")
+        client.probes = (client_replay.noise_of, lambda fit: self.others.append(fit) or "probed")
         given = {"scale": torch.ones(1)}
         options = {"batch": 4, "epochs": 2, "steps": None, "given": given, "opt": "opt", "augment": "turned"} | options
         assert client._fit_private(self.model, "loss", self.rows, None, True, options, ("beside",)).steps == self.steps
@@ -519,7 +519,6 @@ def test_a_training_whose_steps_cannot_be_seen_is_known_by_its_sum(of_fit, monke
         policy = Policy(epsilon=1.0, sensitivity="clip:0.5")
     else:
         of_fit.gate = None
-    monkeypatch.setitem(OfFit.fit.__globals__, "noise_of", client_replay.noise_of)
     found = of_fit.fit(policy, None if policy else 1.5)
     assert found.trained == ["sum", "probed"]
     span = found.made[0][8]
@@ -656,8 +655,8 @@ def in_front(records, C):
 
 @pytest.mark.parametrize(("rule", "longest"), [(whole, 1.0), (stretched, 1.0), (in_front, 100.0)])
 def test_which_records_are_made_to_try_a_clipping(monkeypatch, rule, longest):
-    """Of 17 parameters every third: 10 C and C / 10 along each. Then the first and last at once, and -100 C beside 10 C.
-    What is long goes to C in one of them, so that two which go against each other are 2 C apart from one alone."""
+    """Of 17 parameters every third: 10 C and C / 10 along each. Then the first and last at once, and -100 C beside
+    10 C: what the second record adds to the sum is C long at most, unless the first alone is clipped."""
     model = torch.nn.ParameterDict({f"p{i:02}": torch.nn.Parameter(torch.ones(2)) for i in range(17)})
     monkeypatch.setattr(Asked, "asked", [])
     monkeypatch.setattr(Asked, "rule", staticmethod(rule))
@@ -700,9 +699,8 @@ def test_made_gradients_are_as_long_as_they_should_be():
 
 def test_equal_things_are_not_apart_whatever_they_are():
     assert apart("text", "text") == apart(3, 3) == 0.0
-    assert (
-        apart({"a": torch.zeros(0), "b": torch.tensor([1.0])}, {"a": torch.zeros(0), "b": torch.tensor([4.0])}) == 0.75
-    )
+    one, four = ({"a": torch.zeros(0), "b": torch.tensor([number])} for number in (1.0, 4.0))
+    assert apart(one, four) == 0.75
 
 
 def told_entry(direction, client, round, ask=0, kept=(True, True), **more):
