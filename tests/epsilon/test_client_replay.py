@@ -21,6 +21,7 @@ from fedaudit.epsilon.client_replay import (
     STEP,
     PrivateFit,
     Repeated,
+    Seen,
     Watching,
     Witness,
     _made_gradient,
@@ -225,6 +226,7 @@ def reply_of(e, z=1.0, w=None, t=2):
 
 
 def test_a_repetition_is_exact_if_nothing_differs():
+    assert Seen("A.e", "logits", None, 0, 1, None, [], None).rounded is False
     found = Repeated(1)
     assert (found.apart, found.same_state, found.exact) == (0.0, False, False)
     found.same_state = True
