@@ -409,6 +409,8 @@ def test_the_missing_part_of_a_model_is_held_against_the_noise_of_its_round():
     assert (cosine, p) == pytest.approx((1.0, math.erfc(math.sqrt(3 / 2))))
     ((cosine, _),) = held([trained_of(2, 1.0, 3.0)], sent, now)
     assert cosine == pytest.approx(-1.0)
+    ((cosine, _),) = held([trained_of(2, 1.0)], *({"a": of["a"], "b": of["b"]} for of in (now, sent)))
+    assert cosine == pytest.approx(1.0), "a model may have these parameters and no others"
     assert held([trained_of(1, 5.0)]) == [], "another round"
     assert held([trained_of(2, 1.0), trained_of(2, 3.0)]) == [], "whose of two?"
     assert held([MadeTraining(3, 2, 10, 0.5, 2, 1.0, 1.0)]) == [], "no step is known"
@@ -655,7 +657,21 @@ def in_front(records, C):
         yield from record
 
 
-@pytest.mark.parametrize(("rule", "longest"), [(whole, 1.0), (stretched, 1.0), (in_front, 100.0)])
+def alone_in(number, times):
+    """Return a rule by which long records along so many parameters, not the first one alone, are `times` C long."""
+
+    def rule(records, C):
+        for name, g in whole(records, C):
+            (last, size), long = records[0][-1], len(records) == 1 and len(records[0]) == number
+            yield name, g * (times if long and size > C and last != "p00" else 1.0)
+
+    return rule
+
+
+@pytest.mark.parametrize(
+    ("rule", "longest"),
+    [(whole, 1.0), (stretched, 1.0), (in_front, 100.0), (alone_in(1, 3.0), 3.0), (alone_in(2, 3.0), 3.0)],
+)
 def test_which_records_are_made_to_try_a_clipping(monkeypatch, rule, longest):
     """Of 17 parameters every third: 10 C and C / 10 along each. Then the first and last at once, and -100 C beside
     10 C: what the second record adds to the sum is C long at most, unless the first alone is clipped."""
