@@ -479,6 +479,7 @@ def test_a_field_without_any_pair_says_the_first_reason(monkeypatch):
     of.made = {1: "first", 3: "second"}
     monkeypatch.setattr(release_path, "_not_tried", lambda run, *how: how)
     assert of.audit([1, 3]) == [("embeddings", "Sent.z", "first", 0.9)]
+    assert of.audit([3]) == [("embeddings", "Sent.z", "second", 0.9)]
 
 
 @pytest.mark.parametrize(("kind", "claimed", "spent"), [("embeddings", 4.0, 2.5), ("training", 3.5, 3.5)])

@@ -531,8 +531,9 @@ def test_the_audit_of_a_field_takes_the_largest_delta_and_the_largest_sigma(monk
     words = "the transcript says sigma = 6.001 of round 1, the policy gives 6" if wrong else ""
     assert told[9:] == (words, "2 rounds")
     repeated[1].same_state = True
-    residuals._audit_field(run, seen, noise, repeated, 0.9)
+    alone = residuals._audit_field(run, seen[:1], noise, repeated, 0.9)
     assert asked["exact"] is True
+    assert alone[5:] == (0.01, finding_of(), repeated, 1, "", "1 rounds")
 
 
 def test_a_level_that_is_just_reached_is_not_told():
