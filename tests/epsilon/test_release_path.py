@@ -348,6 +348,13 @@ def test_the_ends_of_what_clipping_allows_one_record(relation, other):
     assert one.value.tolist() == [[1.5] * 4, [14.0, 15.0, 16.0, 17.0]]
     assert two.value.tolist() == [other, [14.0, 15.0, 16.0, 17.0]]
     assert ("against zeros" in words) is (relation == "zero-out")
+    lone = release_path.Side(mock.MagicMock(), value[:1])
+    with (
+        mock.patch.object(release_path, "_rehearse", return_value=lone),
+        mock.patch.object(release_path, "_pair") as pair,
+    ):
+        release_path._clipped_ends(mock.MagicMock(), release, b"", "record")
+    assert [side.value.tolist() for side in pair.call_args.args[1:3]] == [[[1.5] * 4], [other]]
 
 
 # --- each step by itself --------------------------------------------------------------------------------------------
@@ -585,8 +592,8 @@ def test_what_has_no_pair_says_why(monkeypatch):
 
 
 def test_one_vector_is_a_row_of_its_own():
-    """C = 3 along four equal numbers: 1.5 each, also where there is one dimension alone."""
-    template = torch.zeros(4)
+    """C = 3 along four equal numbers: 1.5 each, also where there is one dimension alone, or one row."""
+    template = {"vector": torch.zeros(4), "row": torch.zeros(1, 4)}
     release = release_of()
     release.sent.__getitem__.side_effect = {"z": template}.__getitem__
     world = mock.MagicMock()
@@ -597,7 +604,8 @@ def test_one_vector_is_a_row_of_its_own():
     given, one, other, words = pair.call_args.args
     assert given is release
     assert one.client is other.client is rehearsal.of.return_value
-    assert (one.value.tolist(), other.value.tolist()) == ([1.5] * 4, [-1.5] * 4)
+    for side, value in ((one, 1.5), (other, -1.5)):
+        assert (side.value["vector"].tolist(), side.value["row"].tolist()) == ([value] * 4, [[value] * 4])
     assert words == "values at opposite ends of the clipping ball (nothing shows that a record reaches them)"
 
 
