@@ -634,6 +634,7 @@ def test_why_what_was_sent_is_not_what_the_key_gives(monkeypatch):
     along = "what was sent differs from what the run's key gives along the noise itself (cosine {}): it does not"
     assert of((0.0, []), (0.5, [])) == strange
     assert of((0.0, []), (1e-3, [])) == "", "rounding"
+    assert of((1e-3, [(0.9, 1e-9)])) == "", "whatever its direction is"
     assert of((2e-3, [])) == of((1e-2, [])) == of((math.inf, [])) == "", "too little to tell, or no number at all"
     assert of() == ""
     assert of((0.5, []), trainings=()) == ""
@@ -671,7 +672,7 @@ class OfTraining:
             entry_of("logits", sigma=7.0),
         ]
         self.run = run_of(
-            ledger_of(0, training=1.0),
+            ledger_of(0, entries=[entry_of("training", sigma=4.0)], training=1.0),
             ledger_of(1, entries=training, delta=0.02, training=3.0),
             ledger_of(2, logits=9.0),
         )

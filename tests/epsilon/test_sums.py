@@ -396,7 +396,7 @@ def test_tasks_are_performed_again_in_order(monkeypatch):
 class OfNoise:
     """Two sums of three clients with updates that differ, and what the tests of the noise say."""
 
-    def __init__(self, monkeypatch, where="server", secure=False, **finding):
+    def __init__(self, monkeypatch, where="server", secure=False, clients=3, **finding):
         policy = UpdatePolicy(where=where, noise_multiplier=2.0, delta=1e-3, clip=0.5)
         self.guarantee = Guarantee(policy, 20, 1, 1.0, False)
         tests = (OneTest("scale", 0.3), OneTest("mean", 0.04))
@@ -409,7 +409,7 @@ class OfNoise:
             for t in (1, 2)
         ]  # fmt: skip
         self.found, self.messages = [], []
-        self.updates = {(t, k): np.array([1.0 * k, 10.0 * t]) for t in (1, 2) for k in range(3)}
+        self.updates = {(t, k): np.array([1.0 * k, 10.0 * t]) for t in (1, 2) for k in range(clients)}
         again = {(t, t + 1, k): (f"message {t}", (t, k)) for t, k in self.updates}
         sums = [SimpleNamespace(round=t, ask=t + 1, record=lambda t=t: ("sum", t)) for t in (1, 2)]
         setting = SimpleNamespace()
@@ -461,6 +461,14 @@ def test_the_noise_of_sums_by_hand(monkeypatch):
     assert (audit.p_value, audit.trials, audit.confidence, audit.delta) == (0.08, 1234, 0.9, 1e-3)
     assert (audit.verdict, audit.ceiling, audit.finds, audit.seeks) == ("suspicious", math.inf, 0.85, 0.9)
     assert (audit.tells_at, audit.method) == (1e-5, "chi-square and F tests of residuals")
+
+
+def test_the_noise_of_a_sum_of_one_client(monkeypatch):
+    """Its update is (0, 10 t), halved by the clip."""
+    of = OfNoise(monkeypatch, clients=1)
+    of.audit()
+    assert [one.clean.tolist() for one in of.found[:-1]] == [[[0.0, 5 * t / 0.25]] for t in (1, 2)]
+    assert [message for _, message in of.messages] == ["message 1"] * 2 + [None] * 2
 
 
 @pytest.mark.parametrize(("p", "least"), [(0.5, 2.0), (1e-9, 1.0)])
