@@ -432,6 +432,11 @@ def test_a_span_without_others_or_without_gradients():
     found = watch._spanned(z, torch.ones(10, dtype=torch.bool))
     assert (found.dimensions, found.outside, found.steps) == (1, 0.0, 0)
     assert found.squares == pytest.approx(4.0)
+    small = StepWatch(told_of(rows=(1e-6 * torch.arange(10.0)[:, None], torch.arange(10))))
+    small.restart()
+    found = small._spanned(z, torch.zeros(10, dtype=torch.bool))
+    assert (found.dimensions, found.steps) == (1, 1), "small gradients have a direction as well"
+    assert (found.squares, found.outside) == pytest.approx((4.0, 2.0))
     none = StepWatch(told_of(rows=(torch.zeros(10, 1), torch.arange(10))))
     none.restart()
     assert none._spanned(z, torch.zeros(10, dtype=torch.bool)) == Span()
