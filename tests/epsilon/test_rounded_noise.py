@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from fedaudit.epsilon import rounded_noise
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, _scores, within
@@ -181,3 +181,13 @@ def test_the_likeliest_scale_lies_between_two_of_the_grid():
     assert (len(grid), grid[0], grid[-1]) == (200, pytest.approx(0.01), pytest.approx(4.0))
     at = constant - 400 * np.log(grid[100:]) - 200 * 1.7**2 / grid[100:] ** 2
     assert value[100:] == pytest.approx(at, rel=1e-3)
+
+
+def test_a_limit_in_the_last_cell_of_the_grid_is_found():
+    """log L has fallen by z^2 / 2 at r times the likeliest scale s, where n (log r + 1 / (2 r^2) - 1/2) is that. The
+    grid ends at 4 and 3.88: with s = 3.95 / r its last scale alone lies outside."""
+    z = stats.norm.ppf(0.95)
+    r = optimize.brentq(lambda r: 50 * (math.log(r) + 1 / (2 * r * r) - 0.5) - z * z / 2, 1.0001, 3)
+    values = stats.norm.ppf((np.arange(50) + 0.5) / 50)
+    values *= 3.95 / r / np.sqrt((values**2).mean())
+    assert RoundedScale([fine(values)]).limits(0.05, 0.05)[1] == pytest.approx(3.95, rel=1e-3)
