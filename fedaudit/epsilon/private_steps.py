@@ -210,8 +210,9 @@ class StepWatch(Training):
         if check and len(rows[0]):
             self._check(rows, grads)
         short = torch.where(norms > self.told.C, self.told.C / norms, torch.ones_like(norms))
-        # In place: these are the largest tensors here, and nobody else holds them.
-        return {name: g.mul_(short.reshape(-1, *[1] * (g.dim() - 1))) for name, g in grads.items()}
+        # In place: these are the largest tensors here, and nobody else holds them. Where a parameter has no part in the
+        # loss, its zeros are one number seen many times, and are copied.
+        return {name: g.contiguous().mul_(short.reshape(-1, *[1] * (g.dim() - 1))) for name, g in grads.items()}
 
     def _check(self, rows: Sequence[Tensor], grads: Mapping[str, Tensor]) -> None:
         """Compute the first record's gradient without vectorisation, too."""

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import torch
 from protected import few_steps
-from scipy.stats import norm
+from scipy.stats import chi2, norm
 from torch import nn
 
+from fedaudit.epsilon import private_steps
 from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.finished_run import other_conditions
-from fedaudit.epsilon.private_steps import Span, StepWatch, Told, aligned, doubled
+from fedaudit.epsilon.private_steps import MadeStep, MadeTraining, Span, StepWatch, Told, aligned, doubled, sum_of_noise
 from fedaudit.epsilon.residuals import audit_residuals
 from fedaudit.privacy import dpsgd, dpsgd_stack
 from fedaudit.privacy.noise_key import noise_generator
@@ -264,3 +265,248 @@ def test_the_p_value_of_a_direction_by_hand():
     assert cosine == pytest.approx(-0.6)
     assert p == pytest.approx(2 * norm.sf(1.2))
     assert aligned(again, again, noise) == (0.0, 1.0)
+
+
+# --- each part by itself --------------------------------------------------------------------------------------------
+
+
+def told_of(model=None, rows=None, **facts):
+    """Return a training of ten records with the gradient x each, in batches of four, clipped to 1.5."""
+    rows = (torch.arange(10.0)[:, None], torch.arange(10)) if rows is None else rows
+    values = {"model": model or nn.Linear(1, 1, bias=False), "loss": lambda f, x, *_: f(x)[:, 0], "rows": rows}
+    values |= {"given": {}, "opt": sgd(0.1), "batch": 4, "sigma": 0.5, "key": ("a", 1), "steps": 4}
+    values |= {"policy": Policy(noise_multiplier=1.0, sensitivity="clip:1.5"), "device": torch.device("cpu")}
+    return Told(**{**values, **facts})
+
+
+def test_what_a_training_was_told():
+    told = told_of()
+    assert (told.n, told.q, told.C, told.lacks, told.augment, told.people) == (10, 0.4, 1.5, None, None, None)
+    assert told_of(rows=(torch.zeros(10, 1), torch.zeros(3))).n == 10
+    assert told_of(batch=12).q == 1.0
+    assert told_of(policy=Policy(sensitivity="random-pixel")).C == 1.0
+
+
+def test_why_single_steps_cannot_be_made_again():
+    assert "entropy" in told_of(policy=Policy(noise_multiplier=1.0, secure=True)).lacks
+    dropout = nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1))
+    assert "dropout" in told_of(dropout).lacks
+    assert told_of(nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.0))).lacks is None
+    assert "by person" in told_of(people=torch.zeros(10)).lacks
+
+
+@pytest.mark.parametrize(("steps", "chosen", "spans"), [(4, 4, 4), (16, 16, 6), (40, 16, 6), (13, 13, 6)])
+def test_some_of_the_steps_are_made_again_and_fewer_are_spanned(steps, chosen, spans):
+    """Sixteen at most; of those every second, up to six, has its span computed."""
+    watch = StepWatch(told_of(steps=steps))
+    assert len(watch._chosen) == chosen
+    assert watch._chosen <= set(range(steps))
+    every = sorted(watch._chosen)[:: 2 if chosen > 11 else 1]
+    assert sorted(watch._spans) == every[:spans]
+    assert sorted(watch._span_rows.tolist()) == list(range(10))
+    assert (watch.made, watch.found, watch.wrong, watch.span) == (0, [], "", Span())
+    again = StepWatch(told_of(steps=steps))
+    assert again._chosen == watch._chosen
+    assert again._span_rows.tolist() == watch._span_rows.tolist()
+
+
+def test_the_choice_of_steps_differs_from_training_to_training():
+    """Another number of records is another choice: a fixed one could be evaded."""
+    choices = [
+        tuple(sorted(StepWatch(told_of(rows=(torch.zeros(n, 1),), steps=40))._chosen)) for n in (8, 9, 10, 11, 12)
+    ]
+    assert len(set(choices)) == 5
+
+
+def test_a_restart_forgets_all_that_was_made():
+    told = told_of()
+    watch = StepWatch(told)
+    watch.restart()
+    first = told.model.weight.detach().clone()
+    watch.step({"weight": torch.tensor([[1.0]])}, (0, 4))
+    assert (watch.made, len(watch.found)) == (1, 1)
+    assert watch.span.dimensions == 1
+    assert watch._model.weight.tolist() == [[pytest.approx(float(first) - 0.1, rel=1e-6)]]
+    assert torch.equal(told.model.weight, first)
+    noise = watch.found[0].noise["weight"]
+    watch.restart()
+    assert (watch.made, watch.found, watch.span) == (0, [], Span())
+    watch.step({"weight": torch.tensor([[1.0]])}, (0, 4))
+    assert watch.found[0].noise["weight"] == pytest.approx(noise), "the sample and the model begin anew"
+
+
+@pytest.mark.parametrize("rows", [256, 2])
+def test_a_look_at_a_step_by_hand(monkeypatch, rows):
+    """Records of 1, 2, 3 and -4 are clipped to 1.5: 1 + 1.5 + 1.5 - 1.5 = 2.5. Four are expected: what was sent, 3,
+    is 12, so that 9.5 are noise, in units of 1/2. In float32 3 is 2 x 2^-23 from the next number. In two parts, too."""
+    monkeypatch.setattr(private_steps, "ROWS", rows)
+    watch = StepWatch(told_of())
+    watch.restart()
+    checked = []
+    monkeypatch.setattr(StepWatch, "_check", lambda self, rows, grads: checked.append(rows[0].tolist()))
+    watch._spans = {7}
+    drawn = torch.arange(10) < 4
+    picked = [torch.tensor([[1.0], [2.0], [3.0], [-4.0]]), torch.arange(4)]
+    watch._look(7, {"weight": torch.tensor([[3.0]])}, picked, drawn)
+    (step,) = watch.found
+    assert (step.number, step.drawn) == (7, 4)
+    assert step.noise["weight"].tolist() == [[pytest.approx(19.0)]]
+    assert step.clean["weight"].tolist() == [[pytest.approx(2.5)]]
+    assert step.grain["weight"].tolist() == [[pytest.approx(2 * 4 / 0.5 * 2 * 2**-23)]]
+    assert checked == [[[1.0], [2.0], [3.0], [-4.0]][:rows]], "the first part alone is checked"
+    assert (watch.span.dimensions, watch.span.steps) == (1, 1)
+    assert watch.span.squares == pytest.approx(19.0**2)
+    assert watch.span.outside == pytest.approx(19.0)
+    watch._look(8, {"weight": torch.tensor([[3.0]])}, picked, drawn)
+    assert watch.span.steps == 1, "another step has no span"
+
+
+def test_an_expected_batch_is_one_record_at_least():
+    """A hundred records in batches of less than a half: steps are divided by 1."""
+    watch = StepWatch(told_of(rows=(torch.zeros(100, 1),), batch=0.25))
+    watch.restart()
+    watch._look(0, {"weight": torch.tensor([[3.0]])}, [torch.zeros(0, 1)], torch.zeros(100, dtype=torch.bool))
+    assert watch.found[0].noise["weight"].tolist() == [[6.0]]
+    assert watch.found[0].drawn == 0
+
+
+def test_a_step_of_augmented_records_is_made_of_those(monkeypatch):
+    """Every record is drawn, and doubled by the augmentation: 2 x 1 each, clipped to 1.5. No span is known of them."""
+    asked = []
+    monkeypatch.setattr(
+        private_steps, "augmented", lambda how, rows, rng: asked.append((how, rng)) or [2 * rows[0], *rows[1:]]
+    )
+    rows = (torch.ones(10, 1), torch.arange(10))
+    watch = StepWatch(told_of(rows=rows, batch=10, augment="twice"))
+    watch.restart()
+    watch.step({"weight": torch.tensor([[0.0]])}, (0, 4))
+    assert watch.found[0].clean["weight"].tolist() == [[pytest.approx(15.0)]]
+    assert asked == [("twice", watch._sample)]
+    assert watch.span == Span()
+
+
+def test_a_step_that_is_not_chosen_still_moves_the_model():
+    watch = StepWatch(told_of(batch=10))
+    watch.restart()
+    watch._chosen = {1}
+    for t in range(3):
+        watch.step({"weight": torch.tensor([[1.0]])}, (t, 4))
+    assert [step.number for step in watch.found] == [1]
+    assert watch.made == 3
+    began = watch.told.model.weight.item()
+    assert watch._model.weight.item() == pytest.approx(began - 0.3, rel=1e-5)
+
+
+class Shifted(nn.Module):
+    """A model with a number that is no parameter, and one that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([[2.0]]))
+        self.fixed = nn.Parameter(torch.tensor([[5.0]]), requires_grad=False)
+        self.register_buffer("shift", torch.tensor([3.0]))
+
+    def forward(self, x):
+        return x @ self.weight
+
+
+def test_the_exact_model_is_the_run_s_with_all_that_it_has():
+    watch = StepWatch(told_of(Shifted()))
+    watch.restart()
+    assert list(watch._parameters) == ["weight"]
+    with torch.no_grad():
+        watch._model.shift.fill_(7.0)
+        watch._model.fixed.fill_(8.0)
+    watch.step({"weight": torch.tensor([[1.0]])}, (0, 4))
+    assert (watch._exact.shift.tolist(), watch._exact.fixed.tolist()) == ([7.0], [[8.0]])
+    assert watch._exact.weight.dtype == torch.float64
+    assert watch._exact.weight.tolist() == [[2.0]]
+    assert list(watch.found[0].noise) == ["weight"]
+
+
+def test_a_span_without_others_or_without_gradients():
+    """All were drawn: nothing lies outside. Records of zero have no direction at all."""
+    z = {"weight": np.array([[2.0]])}
+    watch = StepWatch(told_of())
+    watch.restart()
+    found = watch._spanned(z, torch.ones(10, dtype=torch.bool))
+    assert (found.dimensions, found.outside, found.steps) == (1, 0.0, 0)
+    assert found.squares == pytest.approx(4.0)
+    small = StepWatch(told_of(rows=(1e-6 * torch.arange(10.0)[:, None], torch.arange(10))))
+    small.restart()
+    found = small._spanned(z, torch.zeros(10, dtype=torch.bool))
+    assert (found.dimensions, found.steps) == (1, 1), "small gradients have a direction as well"
+    assert (found.squares, found.outside) == pytest.approx((4.0, 2.0))
+    none = StepWatch(told_of(rows=(torch.zeros(10, 1), torch.arange(10))))
+    none.restart()
+    assert none._spanned(z, torch.zeros(10, dtype=torch.bool)) == Span()
+
+
+def test_a_gradient_of_exactly_the_clipping_norm_stays():
+    """(0.9, 1.2) is 1.5 long and stays; (1.8, 2.4) is halved. The bias has no part in the loss, and no gradient."""
+    model = nn.Linear(2, 1)
+    told = told_of(
+        model, (torch.tensor([[0.9, 1.2], [1.8, 2.4]]),), loss=lambda f, x: (x * f.params["weight"][0]).sum(1), batch=2
+    )
+    watch = StepWatch(told)
+    watch.restart()
+    found = watch._clipped([doubled(row) for row in told.rows])
+    assert found["weight"].reshape(2, 2).tolist() == [pytest.approx([0.9, 1.2]), pytest.approx([0.9, 1.2])]
+    assert found["bias"].flatten().tolist() == [0.0, 0.0]
+    assert watch.wrong == ""
+
+
+def test_a_loss_that_looks_at_other_records_is_named():
+    """The gradient of a record alone is 1. Beside one other it is off by what a test says, relative to 2."""
+    watch = StepWatch(told_of())
+    watch.restart()
+    for off, wrong in ((1.5e-6, False), (2.5e-6, True)):
+        watch.wrong = ""
+        rows = [torch.tensor([[1.0], [3.0]], dtype=torch.float64), torch.arange(2)]
+        watch._check(rows, {"weight": torch.tensor([[[1.0 + off]], [[3.0]]], dtype=torch.float64)})
+        words = "the gradient of a single record in weight depends on the records beside it"
+        assert watch.wrong == (words if wrong else "")
+    watch.wrong = ""
+    watch._clipped([torch.zeros(0, 1, dtype=torch.float64), torch.arange(0)], check=True)
+    assert watch.wrong == "", "no record, no gradient"
+
+
+def test_a_parameter_without_a_gradient_has_zeros():
+    model = nn.Linear(1, 1)
+    watch = StepWatch(told_of(model, loss=lambda f, x, *_: (x @ f.params["weight"].T)[:, 0]))
+    watch.restart()
+    rows = [torch.tensor([[1.0]], dtype=torch.float64), torch.arange(1)]
+    fine = {"weight": torch.ones(1, 1, 1, dtype=torch.float64), "bias": torch.zeros(1, 1, dtype=torch.float64)}
+    watch._check(rows, fine)
+    assert watch.wrong == ""
+    watch._check(rows, {**fine, "bias": torch.ones(1, 1, dtype=torch.float64)})
+    assert "in bias depends" in watch.wrong
+
+
+def test_the_noise_of_all_steps_is_their_sum_if_all_were_made():
+    def made(steps, *values):
+        found = tuple(MadeStep(t, {"w": np.array([[v]]), "b": np.array([[2 * v, 1.0]])}, {}, {}, 3) for t, v in values)
+        return MadeTraining(0, 1, 10, 0.5, steps, 0.5, 2.0, found)
+
+    whole = sum_of_noise(made(2, (0, 1.0), (1, 4.0)))
+    assert (whole["w"].tolist(), whole["b"].tolist()) == ([[5.0]], [[10.0, 2.0]])
+    assert sum_of_noise(made(1, (0, 3.0)))["w"].tolist() == [[3.0]]
+    assert sum_of_noise(made(3, (0, 1.0), (1, 4.0))) is None
+    assert sum_of_noise(made(0)) is None
+    one = made(0)
+    assert (one.multiplier, one.longest, one.wrong, one.lacks, one.span) == (4.0, 0.0, "", "", Span())
+
+
+def test_tensors_become_matrices():
+    assert private_steps._array(torch.arange(8.0).reshape(2, 2, 2)).shape == (2, 4)
+    assert private_steps._array(torch.arange(3.0)).shape == (1, 3)
+    assert private_steps._array(torch.tensor(2.0)).tolist() == [[2.0]]
+    assert private_steps._array(torch.arange(3.0)).dtype == np.float64
+
+
+def test_spans_differ_in_all_that_adds_up():
+    one, other = Span(1.0, 2, 3.0, 4), Span(10.0, 20, -30.0, 40)
+    assert one + other == Span(11.0, 22, -27.0, 44)
+    assert Span() == Span(0.0, 0, 0.0, 0)
+    assert (one + other).p == pytest.approx(chi2.sf(11.0, 22))
+    assert (one + other).p_outside == pytest.approx(2 * norm.sf(27 / math.sqrt(44)))

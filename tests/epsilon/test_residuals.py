@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import re
@@ -15,17 +16,24 @@ from protected import ALL, ONE, SMALL, Everything, everything, fedavg
 from scipy import stats
 
 from fedaudit import ce, run, sgd
-from fedaudit.epsilon.client_replay import repeat
-from fedaudit.epsilon.noise_tests import numbers_to_tell
+from fedaudit.epsilon import residuals
+from fedaudit.epsilon.client_replay import Repeated, Seen, Stepped, noise_of, repeat
+from fedaudit.epsilon.noise_tests import Finding, numbers_to_tell
+from fedaudit.epsilon.noise_tests import Test as OneTest
+from fedaudit.epsilon.private_steps import MadeStep, MadeTraining, Span
+from fedaudit.epsilon.recount import WrongCount
 from fedaudit.epsilon.residuals import _levels, _of_field, _rounds_to_tell, audit_residuals
-from fedaudit.errors import RunError, SettingError
+from fedaudit.errors import ContractError, RunError, SettingError
 from fedaudit.privacy import sensitivity
+from fedaudit.privacy.accounting import Event
 from fedaudit.privacy.calibration import analytic, gaussian_epsilon
 from fedaudit.privacy.mechanisms import gaussian
+from fedaudit.privacy.mechanisms.base import Prepared
+from fedaudit.privacy.policy import Policy
 from fedaudit.progress import unwatched
 from fedaudit.runtime import asking
 from fedaudit.runtime.folder import RunFolder
-from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.run_record import EpsilonAudit, read_record
 from fedaudit.runtime.task import compute
 from fedaudit.significance import level_of
 from fedaudit.wire.transcript import Transcript
@@ -224,8 +232,6 @@ def test_what_a_user_gets_wrong(honest, tmp_path):
 
 def test_the_bound_is_that_of_the_most_noise_that_the_residuals_allow(honest, monkeypatch):
     """Not that of the likeliest: a bound on epsilon has to hold for all that cannot be ruled out."""
-    from fedaudit.epsilon import residuals
-
     real = residuals.examine
     monkeypatch.setattr(residuals, "examine", lambda *a, **k: dataclasses.replace(real(*a, **k), scale=1.1, high=1.5))
     found = by_kind(audit_residuals(honest, kinds=["embeddings"]))["embeddings"]
@@ -379,3 +385,507 @@ def test_how_many_rounds_would_tell(tells_at, more, words):
     finding = SimpleNamespace(tells_at=tells_at, confidence=0.95, numbers=needed + more)
     assert _rounds_to_tell(finding, 3).startswith(words)
     assert bool(_rounds_to_tell(finding, 3)) is bool(words)
+
+
+# --- each step by itself, on clients that differ in everything ------------------------------------------------------
+
+
+def finding_of(**facts):
+    """Return what a test of residuals found: half of the failure probability is the scale's."""
+    tests = (OneTest("scale", 0.3), OneTest("mean", 0.04), OneTest("part", 0.2, "layer 2"))
+    return Finding(
+        **{"numbers": 77, "scale": 0.98, "low": 0.9, "high": 1.5, "confidence": 0.95, "p": 0.08, "p_more": 0.7}
+        | {"tests": tests, "finds": 0.85, "tells_at": 1e-5}
+        | facts
+    )
+
+
+def ledger_of(client, n=50, entries=(), delta=0.01, **by_kind):
+    facts = {"client": client, "n": n, "entries": list(entries), "delta": delta, "by_kind": by_kind}
+    return SimpleNamespace(**facts, observers={"logits": [f"peer {client}"]})
+
+
+def entry_of(kind, **facts):
+    return SimpleNamespace(
+        **{"kind": kind, "noise_multiplier": 2.0, "sample_rate": 0.25, "steps": 3, "rounds": [1], "sigma": 1.0} | facts
+    )
+
+
+def run_of(*ledger, policies=None, compress=None):
+    setting = SimpleNamespace(method="mine", compress=compress)
+    record = SimpleNamespace(ledger=list(ledger), setting=setting, transcript_digest="d1")
+    return SimpleNamespace(record=record, world=SimpleNamespace(policies=policies or {}), folder="there")
+
+
+def step_of(number, value, names=("w", "b")):
+    parts = [{name: np.full((1, 2), value + i + j) for j, name in enumerate(names)} for i in (0, 10, 20)]
+    return MadeStep(number, *parts, 4)
+
+
+def test_the_noise_of_fields_and_of_trainings_is_put_together_by_field(monkeypatch):
+    """Client 3 has two trainings with steps, so that its sums are not looked at. Client 5 has sums alone."""
+    monkeypatch.setattr(residuals, "_of_field", lambda seen, how: [(seen.kind, seen.client, how.name)] * seen.times)
+    sums = [
+        Stepped(k, 2, 1.0, 4, {"w": torch.full((2, 3), 1.0 * k)}, {"w": torch.full((2, 3), 2.0 * k)}, 0.5)
+        for k in (3, 5)
+    ]
+    one = Repeated(
+        3, made=[MadeTraining(3, 1, 9, 0.5, 2, 1.0, 1.0, (step_of(0, 1.0), step_of(4, 2.0))),
+                 MadeTraining(3, 2, 9, 0.5, 2, 1.0, 1.0)], trained=sums[:1],
+    )  # fmt: skip
+    other = Repeated(5, trained=sums[1:], made=[MadeTraining(5, 2, 9, 0.5, 2, 1.0, 1.0)])
+    for found in (one, other):
+        k = found.client
+        found.seen += [
+            SimpleNamespace(where="A.e", kind="embeddings", client=k, times=1),
+            SimpleNamespace(where="A.s", kind="logits", client=k, times=0),
+        ]
+    policies = {"embeddings": Policy(epsilon=1.0), "logits": Policy(epsilon=1.0, mechanism="laplace")}
+    found = residuals._noise_by_field(run_of(policies=policies), [one, other])
+    assert sorted(found) == ["A.e", "training"], "a field of which nothing is left is not there"
+    assert found["A.e"] == [("embeddings", 3, "gaussian"), ("embeddings", 5, "gaussian")]
+    told = [(r.client, r.round, r.part, r.step, float(r.z[0, 0]), float(r.clean[0, 0])) for r in found["training"]]
+    assert told == [
+        (3, 1, "w", 0, 1.0, 11.0), (3, 1, "b", 0, 2.0, 12.0), (3, 1, "w", 4, 2.0, 12.0), (3, 1, "b", 4, 3.0, 13.0),
+        (5, 2, "w", None, 5.0, 10.0),
+    ]  # fmt: skip
+    assert [float(np.max(r.grain)) for r in found["training"]] == [21.0, 22.0, 22.0, 23.0, 0.0]
+    assert found["training"][-1].z.shape == found["training"][-1].clean.shape == (2, 3)
+
+
+def audit_of(**facts):
+    values = {"test": "residuals", "kind": "logits", "threat": "t", "claim": "c", "claim_epsilon": 1.0}
+    values |= {"ledger_epsilon": 1.0, "lower_bound": 0.5, "p_value": 0.5, "trials": 9, "confidence": 0.95}
+    values |= {"delta": 0.1, "verdict": "not refuted", "method": "m", "how": "so", "tells_at": 1e-9}
+    return EpsilonAudit(**{**values, **facts})
+
+
+def test_an_audit_of_some_clients_says_nothing_of_all():
+    """Clients 0 to 3 paid for logits or something else. 0 and 2 came out again, 1 did not, and 3 was not asked for."""
+    both = [entry_of("embeddings"), entry_of("logits")]
+    run = run_of(
+        ledger_of(0, entries=both),
+        ledger_of(1, entries=both),
+        ledger_of(2, entries=both[:1]),
+        ledger_of(3, entries=both),
+    )
+    audit, came = audit_of(), [Repeated(0), Repeated(2)]
+    found = residuals._counted(audit, run, "logits", [0, 1, 2], came, ["no state", "second"])
+    assert found.how == "so; 1 of 2 clients were looked at; client 1 could not be repeated: no state"
+    assert (found.verdict, found.tells_at) == ("cannot tell", 1.0)
+    assert residuals._counted(audit, run, "logits", [0, 1], came, []).how == "so; 1 of 2 clients were looked at"
+    refuted = residuals._counted(audit_of(verdict="refuted"), run, "logits", [0, 1], came, [])
+    assert (refuted.verdict, refuted.tells_at) == ("refuted", 1e-9)
+    assert residuals._counted(audit, run, "logits", [0, 2], came, ["no state"]) is audit, "no one is missing"
+    none = audit_of(trials=0, verdict="not tried")
+    assert residuals._counted(none, run, "logits", [0, 1], came, ["no state"]) is none
+
+
+def test_what_is_audited_of_a_kind(monkeypatch):
+    monkeypatch.setattr(residuals, "_not_tried", lambda run, kind, claim, reasons, c: ("not", kind, claim, reasons, c))
+    monkeypatch.setattr(residuals, "_audit_training", lambda run, noise, repeated, c: ("training", c))
+    monkeypatch.setattr(
+        residuals, "_audit_field", lambda run, seen, noise, repeated, c: [(s.where, s.client) for s in seen]
+    )
+    repeated = [Repeated(k) for k in (0, 1)]
+    for found in repeated:
+        found.seen += [
+            SimpleNamespace(where=where, kind=kind, client=found.client)
+            for where, kind in (("A.e", "embeddings"), ("A.f", "embeddings"), ("A.v", "logits"))
+        ]
+
+    def of(kind, noise):
+        return residuals._audit_kind(None, kind, repeated, noise, ["why"], 0.9)
+
+    assert of("training", {}) == [("not", "training", "training, all rounds", ["why"], 0.9)]
+    assert of("training", {"training": [1]}) == [("training", 0.9)]
+    assert of("embeddings", {"training": [1]}) == [[("A.e", 0), ("A.e", 1)], [("A.f", 0), ("A.f", 1)]]
+    assert of("logits", {}) == [[("A.v", 0), ("A.v", 1)]]
+    assert of("prototypes", {}) == [("not", "prototypes", "prototypes, one release", ["why"], 0.9)]
+
+
+@pytest.mark.parametrize(("off", "wrong"), [(0.5e-4, False), (1.5e-4, True)])
+def test_the_audit_of_a_field_takes_the_largest_delta_and_the_largest_sigma(monkeypatch, off, wrong):
+    """Noise multiplier 2, sensitivities 1 and 3: sigma is 6. At delta = 0.03, the larger of two."""
+    asked = {}
+
+    def examined(noise, confidence, **more):
+        asked.update(noise=noise, confidence=confidence, **more)
+        return finding_of()
+
+    monkeypatch.setattr(residuals, "examine", examined)
+    monkeypatch.setattr(residuals, "_audit", lambda *facts: facts)
+    monkeypatch.setattr(residuals, "_rounds_to_tell", lambda finding, rounds: f"{rounds} rounds")
+    seen = [
+        Seen("A.e", "logits", None, k, t, Prepared([], [1.0, 3.0], 2.0, delta, None), [], sigma)
+        for k, t, delta, sigma in ((0, 1, 0.01, None), (1, 1, 0.03, 6 * (1 + off)), (1, 2, 0.02, 6.0))
+    ]
+    run = run_of(policies={"logits": Policy(noise_multiplier=2.0, delta=0.01), "embeddings": Policy(epsilon=5.0)})
+    repeated = [Repeated(0, same_state=True), Repeated(1, same_state=False)]
+    noise = {"A.e": [1, 2], "A.f": [3], "training": [4, 5]}
+    told = residuals._audit_field(run, seen, noise, repeated, 0.9)
+    assert asked == {"noise": [1, 2], "confidence": 0.9, "exact": False, "others": [3, 4, 5]}
+    assert told[:3] == (run, "logits", "A.e, one release")
+    assert told[3:6] == pytest.approx((epsilon_of(2.0, 0.03), epsilon_of(3.0, 0.03), 0.03))
+    assert told[6:9] == (finding_of(), repeated, 3)
+    words = "the transcript says sigma = 6.001 of round 1, the policy gives 6" if wrong else ""
+    assert told[9:] == (words, "2 rounds")
+    repeated[1].same_state = True
+    alone = residuals._audit_field(run, seen[:1], noise, repeated, 0.9)
+    assert asked["exact"] is True
+    assert alone[5:] == (0.01, finding_of(), repeated, 1, "", "1 rounds")
+
+
+def test_a_level_that_is_just_reached_is_not_told():
+    """`tells_at` at the level itself is not below it."""
+    finding = SimpleNamespace(tells_at=level_of(0.95), confidence=0.95, numbers=10)
+    assert _rounds_to_tell(finding, 1).startswith("about ")
+
+
+def test_residuals_of_two_tensors_of_which_one_has_fewer_tests_than_numbers():
+    """The second tensor's mechanism makes one number of four: its clean values and its grain have no place."""
+
+    class Fewer:
+        def __init__(self):
+            self.seeds = []
+
+        def noise(self, sent, ready, i, seed):
+            self.seeds.append(seed)
+            if i == 0:
+                return SimpleNamespace(z=sent.reshape(1, -1), sizes="sizes 0", free=False)
+            return SimpleNamespace(z=np.array([[7.0]]), sizes="sizes 1", free=True)
+
+    sent = [torch.tensor([[1.0, 2.0], [4.0, 8.0]]), torch.tensor([1.0, 0.0, 1.0, 1.0])]
+    ready = SimpleNamespace(leaves=[t + 1 for t in sent], sigmas=[0.5, 0.25])
+    seen = SimpleNamespace(client=2, round=5, where="A.x", dtype=None, rounded=False, sent=sent, ready=ready)
+    fewer = Fewer()
+    one, other = _of_field(seen, fewer)
+    assert (one.client, one.round, one.part, one.sizes, one.free) == (2, 5, "A.x 0", "sizes 0", False)
+    assert one.clean.tolist() == [[2.0, 3.0, 5.0, 9.0]]
+    assert (one.grain * 2**23).tolist() == [[4.0, 8.0, 16.0, 32.0]]
+    assert (other.part, other.sizes, other.free, other.grain) == ("A.x 1", "sizes 1", False, 0.0)
+    assert other.clean.tolist() == [[0.0]]
+    assert len(set(fewer.seeds)) == 2
+    assert all(2**10 < seed < 2**32 for seed in fewer.seeds), "seeds are 32 bits"
+    seen.sent = [sent[0]]
+    with pytest.raises(ValueError, match=r"shorter|longer"):
+        _of_field(seen, Fewer())
+    seen.sent = [sent[0][:1], sent[1]]
+    with pytest.raises(ContractError, match=r"A\.x 0: \(1, 2\) was sent, and \(2, 2\) comes out again"):
+        _of_field(seen, Fewer())
+
+
+def test_images_travel_in_256_levels():
+    sent = torch.tensor([[-1.0, 1.0]])
+    assert _levels(seen_of(sent, sent, dtype="uint8"), sent.double().numpy()) == pytest.approx(np.linspace(-1, 1, 256))
+    (found,) = _of_field(seen_of(sent, sent, dtype="uint8"), Plain())
+    assert (found.client, found.round, found.part, found.free) == (1, 3, "Sent.z 0", False)
+    assert found.clean.tolist() == [[-1.0, 1.0]]
+    half = 1 / 255 / 0.5
+    assert found.sizes.low == pytest.approx(np.array([[-math.inf, -half]]))
+    assert found.sizes.high == pytest.approx(np.array([[half, math.inf]]))
+
+
+def test_the_coarsest_format_counts():
+    whole, half = torch.zeros(1, dtype=torch.long), torch.zeros(1, dtype=torch.float16)
+    assert residuals._eps(torch.zeros(1), half, whole) == 2**-10
+    assert residuals._eps(torch.zeros(1), whole) == 2**-23
+    assert residuals._eps(whole) == 0.0
+
+
+def test_large_parameters_are_looked_at_in_part(monkeypatch):
+    monkeypatch.setattr(residuals, "LARGE", 4)
+    values = np.arange(10.0).reshape(2, 5)
+    assert residuals._some(values[:, :2]).tolist() == [[0.0, 1.0], [5.0, 6.0]], "four are not too many"
+    assert residuals._some(values).tolist() == [[0.0, 3.0, 6.0, 9.0]], "every third of ten"
+    assert residuals._matrix(torch.from_numpy(values)).tolist() == [[0.0, 3.0, 6.0, 9.0]]
+    assert residuals._matrix(torch.arange(4.0)).tolist() == [[0.0, 1.0, 2.0, 3.0]]
+    assert residuals._matrix(torch.arange(4.0).reshape(2, 1, 2)).tolist() == [[0.0, 1.0], [2.0, 3.0]]
+    assert residuals._matrix(torch.tensor(3.0)).tolist() == [[3.0]]
+
+
+def made_of(client=0, round=1, steps=4, found=(), **facts):
+    return MadeTraining(client, round, 20, 0.25, steps, 0.5, facts.pop("sigma", 1.0), found, **facts)
+
+
+def test_the_longest_gradient_and_then_the_first_wrong_one_is_named():
+    def of(trainings, *largest):
+        repeated = [SimpleNamespace(trained=[SimpleNamespace(largest=x)]) for x in largest]
+        return residuals._clipped_wrongly(trainings, repeated)
+
+    fine, wrong = made_of(longest=0.5), [made_of(wrong="first", longest=1.0), made_of(wrong="second", longest=0.2)]
+    assert of([]) == of([fine], 1.0) == ""
+    assert of([fine, *wrong], 0.3) == "first"
+    assert of([made_of(longest=1.5), fine], 1.25) == "a record's gradient has 1.5 times the clipping norm"
+    assert of([fine], 0.1, 2.5) == "a record's gradient has 2.5 times the clipping norm"
+    assert of([fine], 1 + 0.5e-6) == "", "rounding is no fault"
+    assert of([fine], 1 + 2e-6) == "a record's gradient has 1 times the clipping norm"
+
+
+def test_why_what_was_sent_is_not_what_the_key_gives(monkeypatch):
+    said = {"other": ""}
+    monkeypatch.setattr(residuals, "other_conditions", lambda run: said["other"])
+
+    def of(*repeated, trainings=None):
+        made = [made_of()] if trainings is None else list(trainings)
+        return residuals._sent_otherwise(None, made, [Repeated(0, apart=a, lacking=of) for a, of in repeated])
+
+    strange = "what was sent is not what this code makes of the run's own key (relative difference 0.5)"
+    along = "what was sent differs from what the run's key gives along the noise itself (cosine {}): it does not"
+    assert of((0.0, []), (0.5, [])) == strange
+    assert of((0.0, []), (1e-3, [])) == "", "rounding"
+    assert of((1e-3, [(0.9, 1e-9)])) == "", "whatever its direction is"
+    assert of((2e-3, [])) == of((1e-2, [])) == of((math.inf, [])) == "", "too little to tell, or no number at all"
+    assert of() == ""
+    assert of((0.5, []), trainings=()) == ""
+    assert of((0.5, []), trainings=(made_of(), made_of(lacks="dropout"))) == ""
+    assert of((0.5, [(0.1, 1e-9), (-0.9, 1e-9), (0.99, 1e-5)])).startswith(along.format("-0.9"))
+    assert of((2e-3, [(0.3, 1e-9)]), (0.0, [(0.25, 1e-9)])).startswith(along.format("0.3"))
+    assert of((0.5, [(0.2, 1e-9), (0.9, 1e-6)])) == strange, "0.2 itself, and 1e-6 itself, are not enough"
+    said["other"] = "torch 1.0"
+    assert of((0.5, [])) == ""
+    assert of((0.5, [(0.5, 1e-9)])).startswith(along.format("0.5"))
+
+
+class OfTraining:
+    """The audit of private training, of two clients: what is asked of others, and what is made of their answers."""
+
+    def __init__(self, monkeypatch):
+        self.finding, self.count, self.otherwise, self.asked = finding_of(), None, "", {}
+
+        def examined(noise, confidence, **more):
+            self.asked |= {"noise": noise, "confidence": confidence, **more}
+            return self.finding
+
+        def composed(events, delta, compare=True):
+            self.asked |= {"events": events, "delta": delta, "compare": compare}
+            return SimpleNamespace(epsilon_of_record=2.5)
+
+        monkeypatch.setattr(residuals, "examine", examined)
+        monkeypatch.setattr(residuals, "compose", composed)
+        monkeypatch.setattr(residuals, "counted_again", lambda run, trainings: self.count)
+        monkeypatch.setattr(residuals, "_sent_otherwise", lambda run, trainings, repeated: self.otherwise)
+        monkeypatch.setattr(residuals, "_audit", lambda *facts: facts)
+        training = [
+            entry_of("training", rounds=[1, 2], steps=3),
+            entry_of("training", rounds=[3], steps=5, noise_multiplier=4.0, sample_rate=0.5, sigma=None),
+            entry_of("logits", sigma=7.0),
+        ]
+        self.run = run_of(
+            ledger_of(0, entries=[entry_of("training", sigma=4.0)], training=1.0),
+            ledger_of(1, entries=training, delta=0.02, training=3.0),
+            ledger_of(2, logits=9.0),
+        )
+        steps = (step_of(0, 1.0), step_of(3, 1.0))
+        self.repeated = [
+            Repeated(0, made=[made_of(found=steps, span=Span(5.0, 7, 0.5, 2))], same_state=True),
+            Repeated(1, made=[made_of(1, span=Span(6.0, 2, 0.25, 1))], same_state=True),
+        ]
+
+    def audit(self):
+        noise = {"training": ["a", "b"], "A.e": ["c"]}
+        return residuals._audit_training(self.run, noise, self.repeated, 0.9)
+
+
+@pytest.fixture
+def training(monkeypatch):
+    return OfTraining(monkeypatch)
+
+
+def test_what_is_asked_and_told(training):
+    told = training.audit()
+    assert training.asked["noise"] == ["a", "b"]
+    assert (training.asked["confidence"], training.asked["exact"], training.asked["others"]) == (0.9, True, ["c"])
+    members, outside = training.asked["more"]
+    assert (members.name, members.p) == ("members", pytest.approx(stats.chi2.sf(11.0, 9)))
+    assert (outside.name, outside.p) == ("outside", pytest.approx(2 * stats.norm.sf(0.75 / math.sqrt(3))))
+    assert training.asked["events"] == [Event(2.0 * 1.5, 0.25, 6), Event(4.0 * 1.5, 0.5, 5)]
+    assert (training.asked["delta"], training.asked["compare"]) == (0.02, False)
+    assert told[:3] == (training.run, "training", "training, all rounds")
+    assert told[3:6] == (3.0, 2.5, 0.02)
+    assert told[6:] == (training.finding, training.repeated, 2, "", "2 of 8 steps were made again")
+
+
+def test_no_noise_at_all_has_no_finite_bound(training):
+    training.finding = finding_of(high=0.0)
+    assert training.audit()[4] == math.inf
+    assert "events" not in training.asked
+
+
+def test_trainings_without_spans_or_steps(training):
+    """Of what only its sums are known, releases are the sums, and the reason is said once."""
+    for found in training.repeated:
+        found.made = []
+        found.trained = [Stepped(found.client, t, 1.0, 4, {}, {}, 0.5) for t in (1, 2)]
+    training.repeated[1].same_state = False
+    told = training.audit()
+    assert training.asked["more"] == []
+    assert training.asked["exact"] is True
+    again = "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+    assert told[8:] == (4, "", again)
+    training.repeated[0].made = [made_of(lacks="dropout"), made_of(lacks="persons")]
+    assert training.audit()[8:] == (2, "", f"{again}; single steps were not looked at: dropout")
+
+
+def test_a_wrong_count_gives_a_larger_bound_and_never_a_smaller_one(training):
+    training.repeated[0].made[0] = dataclasses.replace(training.repeated[0].made[0], longest=3.0)
+    training.otherwise = "sent otherwise"
+    for epsilon in (1.5, 7.0):
+        training.count = WrongCount("the ledger says less", epsilon)
+        told = training.audit()
+        assert told[4] == max(2.5, epsilon)
+        assert told[9] == ("a record's gradient has 3 times the clipping norm; the ledger says less; sent otherwise")
+
+
+@pytest.mark.parametrize(("off", "foreign"), [(0.5e-6, False), (1.5e-6, True)])
+def test_a_sigma_that_the_ledger_does_not_have(training, off, foreign):
+    training.repeated[1].trained.append(Stepped(1, 1, 1.0, 4, {}, {}, 0.5))
+    training.repeated[1].made[0] = dataclasses.replace(training.repeated[1].made[0], sigma=1 + off)
+    words = "the ledger has no training with sigma = 1, which comes out" if foreign else ""
+    assert training.audit()[9] == words
+    training.repeated[1].trained[0] = Stepped(1, 1, 7.0, 4, {}, {}, 0.5)
+    assert training.audit()[9] == "the ledger has no training with sigma = 7, which comes out"
+
+
+class OfAVerdict:
+    """One audit: every field of it, for a repetition that is faithful or is not."""
+
+    def __init__(self, monkeypatch):
+        self.other = ""
+        monkeypatch.setattr(residuals, "other_conditions", lambda run: self.other)
+
+    def of(self, kind="logits", aparts=(0.0, 1e-3), wrong="", note="", bound=2.0, **finding):
+        run = run_of(ledger_of(4, logits=0.5, training=3.0), ledger_of(6, logits=1.25), ledger_of(7))
+        repeated = [Repeated(k, apart=apart) for k, apart in enumerate(aparts)]
+        return residuals._audit(
+            run, kind, "A.e, one release", 1.5, bound, 0.02, finding_of(**finding), repeated, 9, wrong, note
+        )
+
+
+@pytest.fixture
+def verdicts(monkeypatch):
+    return OfAVerdict(monkeypatch)
+
+
+def test_a_faithful_repetition(verdicts):
+    found = verdicts.of()
+    how = (
+        "noise x 0.98 of what is promised, at most x 1.5, over 9 releases of 2 clients; strongest of 3 tests: "
+        "mean, p = 0.04; noise x 0.85 or less would be refuted with a probability of 99 %, at a level of 0.001"
+    )
+    assert found == EpsilonAudit(
+        test="residuals", kind="logits", threat="whoever sees the release: peer 6", claim="A.e, one release",
+        claim_epsilon=1.5, ledger_epsilon=1.25, lower_bound=1.5, p_value=0.08, trials=77, confidence=0.95,
+        delta=0.02, verdict="not refuted", method="chi-square and F tests of residuals", how=how, ceiling=math.inf,
+        finds=0.85, seeks=0.9, tells_at=1e-5,
+    )  # fmt: skip
+    assert verdicts.of(bound=1.0).lower_bound == 1.0
+    assert verdicts.of(tells_at=0.5).verdict == "cannot tell"
+    tests = (OneTest("scale", 0.3), OneTest("part", 0.01, "layer 2"))
+    assert "strongest of 2 tests: part, p = 0.01 (layer 2); noise" in verdicts.of(tests=tests).how
+
+
+@pytest.mark.parametrize(("p", "verdict"), [(1e-5, "refuted"), (0.02, "suspicious")])
+def test_what_speaks_against_a_claim_gives_its_bound(verdicts, p, verdict):
+    found = verdicts.of(p=p)
+    assert (found.verdict, found.lower_bound, found.p_value) == (verdict, 2.0, p)
+
+
+def test_another_computation_says_nothing_of_fields(verdicts):
+    verdicts.other = "torch 1.0"
+    found = verdicts.of(aparts=(2e-3, 0.0), p=1e-9)
+    assert (found.verdict, found.tells_at, found.lower_bound, found.p_value) == ("cannot tell", 1.0, 1.5, 1e-9)
+    assert found.how.endswith(
+        "; what was sent, or the client's model, does not come out again (relative difference 0.002); the run was "
+        "made with torch 1.0: repeat the audit where that is the same"
+    )
+    verdicts.other = ""
+    assert verdicts.of(aparts=(2e-3, 0.0)).how.endswith("(relative difference 0.002)")
+
+
+def test_of_training_it_says_what_its_steps_say(verdicts):
+    found = verdicts.of("training", aparts=(2e-3, 0.0), p=1e-9)
+    assert (found.verdict, found.tells_at, found.ledger_epsilon) == ("refuted", 1e-5, 3.0)
+    assert found.threat == "whoever sees the release: server"
+    quiet = verdicts.of("training", aparts=(2e-3, 0.0))
+    assert (quiet.verdict, quiet.tells_at) == ("cannot tell", 1e-5)
+
+
+def test_what_is_wrong_decides_whatever_the_noise_says(verdicts):
+    found = verdicts.of(wrong="too long", note="a note", aparts=(2e-3, 0.0))
+    assert (found.verdict, found.p_value, found.lower_bound) == ("refuted", 1e-15, 2.0)
+    assert found.how.startswith("too long; noise x 0.98")
+    assert found.how.endswith("; a note")
+    assert verdicts.of(wrong="too long", p=1e-20).p_value == 1e-20
+
+
+def test_a_kind_without_a_ledger_is_infinite(verdicts):
+    assert verdicts.of("prototypes").ledger_epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("kind", "reasons", "compress", "verdict", "how", "seeks"),
+    [
+        ("logits", ["no state", "second"], None, "not tried", "no state", 0.9),
+        ("logits", ["no state", "second"], "int8", "cannot tell", "no state", 0.9),
+        ("logits", [], "int8", "not tried", "nothing protected came out again", 0.9),
+        ("prototypes", ["no state"], "int8", "not tried", "mine released no prototypes", None),
+    ],
+)
+def test_what_was_not_tried_says_why(kind, reasons, compress, verdict, how, seeks):
+    """Clients of 50 and 20 records: delta = 1/n is the largest for the smaller one."""
+    policies = {"logits": Policy(noise_multiplier=2.0), "prototypes": Policy(epsilon=4.0)}
+    both = [entry_of("training"), entry_of("logits")]
+    run = run_of(
+        ledger_of(0, 50, both, logits=2.5), ledger_of(1, 20, both[:1], logits=1.5), policies=policies, compress=compress
+    )
+    spent, claimed = (2.5, 2.5) if kind == "logits" else (0.0, 4.0)
+    assert residuals._not_tried(run, kind, "a claim", reasons, 0.9) == EpsilonAudit(
+        test="residuals", kind=kind, threat="nobody", claim="a claim", claim_epsilon=claimed, ledger_epsilon=spent,
+        lower_bound=0.0, p_value=1.0, trials=0, confidence=0.9, delta=1 / 20, verdict=verdict, method="none", how=how,
+        seeks=seeks,
+    )  # fmt: skip
+    run.record.ledger = []
+    nobody = residuals._not_tried(run, kind, "a claim", reasons, 0.9)
+    assert (nobody.ledger_epsilon, nobody.delta) == (0.0, 0.0)
+
+
+def test_who_is_repeated_and_what_is_kept_of_it(monkeypatch):
+    """Of clients 0 to 4, 3 has no ledger. 1 cannot be repeated, 2 has a method that breaks, 4 has reasons."""
+    run = run_of(*(ledger_of(k) for k in (0, 1, 2, 4)), policies={"logits": 1, "embeddings": 2})
+    asked, kept = [], {}
+
+    def repeated(opened, k, watch, *probes):
+        asked.append((k, watch, probes))
+        if k == 1:
+            raise ContractError("no state of 1")
+        return Repeated(k, reasons=[f"reason of {k}"] * (k // 2)) if k != 2 else 1 / 0
+
+    def counted(audit, run, kind, clients, repeated, reasons):
+        return (*audit, kind, clients, [r.client for r in repeated], reasons)
+
+    def saved(folder, digest, audits, seconds):
+        kept.update(folder=folder, digest=digest, audits=audits, seconds=seconds)
+
+    monkeypatch.setattr(residuals, "closed_run", lambda *how: asked.append(how) or run)
+    monkeypatch.setattr(residuals, "compute", lambda world: contextlib.nullcontext())
+    monkeypatch.setattr(residuals, "repeat", repeated)
+    monkeypatch.setattr(residuals, "_noise_by_field", lambda run, repeated: "noise")
+    monkeypatch.setattr(residuals, "_audit_kind", lambda run, kind, repeated, noise, reasons, c: [(kind, noise, c)] * 2)
+    monkeypatch.setattr(residuals, "_counted", counted)
+    monkeypatch.setattr(residuals, "save_audits", saved)
+    found = audit_residuals("there", beside=lambda run, k: f"beside {k}")
+    reasons = [
+        "no state of 1", "client 2 could not be repeated: ZeroDivisionError: division by zero",
+        *["reason of 4"] * 2,
+    ]  # fmt: skip
+    of_each = [(kind, "noise", 0.95, kind, [0, 1, 2, 4], [0, 4], reasons) for kind in ("embeddings", "logits")]
+    assert found == [of_each[0]] * 2 + [of_each[1]] * 2
+    assert asked[0] == ("there", None, None, "there is no noise to examine.")
+    assert asked[1:] == [(k, unwatched, (noise_of, f"beside {k}")) for k in (0, 1, 2, 4)]
+    assert (kept["folder"], kept["digest"], kept["audits"]) == ("there", "d1", found)
+    assert 0 <= kept["seconds"] < 5
+    asked.clear()
+    (one, *_) = audit_residuals("there", kinds=["logits"], clients=[4, 0, 3], confidence=0.8, watch=print)
+    assert one == ("logits", "noise", 0.8, "logits", [0, 4], [0, 4], reasons[2:])
+    assert asked[1:] == [(k, print, (noise_of,)) for k in (0, 4)]

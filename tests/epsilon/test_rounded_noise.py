@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from fedaudit.epsilon import rounded_noise
 from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale, _scores, within
@@ -115,3 +115,79 @@ def test_the_limits_of_rounded_noise_cover_the_truth(grid, scale):
     assert above <= 8
     assert below + above >= 1
     assert np.median([low for low, _ in found]) < scale < np.median([high for _, high in found])
+
+
+def test_a_cell_that_begins_at_zero_counts_from_there():
+    """Only cells above 0 are mirrored. Far out, where nothing is left of Phi, a number stays in its cell."""
+    found = within(np.array([0.0, 45.0, -46.0]), np.array([2.0, 46.0, -45.0]), np.array([0.0, 0.5, 0.5]))
+    assert found[0] == 0.0
+    assert found[1] == 45.0
+    assert found[2] == -45.0
+    whole = within(np.array([-math.inf] * 2), np.array([math.inf] * 2), np.array([0.0, 1.0]))
+    assert whole.tolist() == [-40.0, 40.0]
+
+
+def test_the_likelihood_of_a_scale_is_that_of_all_cells():
+    """Cells from -1 to 1/2 and above 2, of two releases, at noise of 1.5 sigma."""
+    edges = np.array([-np.inf, 0.0, np.inf])
+    one, other = (
+        Rounded(np.array([low]), np.array([high]), np.zeros(1), edges) for low, high in ((-1.0, 0.5), (2.0, np.inf))
+    )
+    of = RoundedScale([one, other])
+    cdf = stats.norm.cdf
+    wanted = math.log(cdf(0.5 / 1.5) - cdf(-1 / 1.5)) + math.log(cdf(-2 / 1.5))
+    assert of._likelihood(1.5) == pytest.approx(wanted)
+    assert isinstance(one.test([one, other]), RoundedScale)
+    assert one.test([one, other]).cells == [one, other]
+
+
+def test_the_test_sums_the_scores_of_all_cells_of_all_numbers():
+    """Clean numbers of 1 and -2, cells split at 0: residuals below -1 or above, and below 2 or above."""
+    edges = np.array([-np.inf, 0.0, np.inf])
+    cells = Rounded(np.array([[-1.0, -np.inf]]), np.array([[np.inf, 2.0]]), np.array([[1.0, -2.0]]), edges)
+    of = RoundedScale([cells])
+    density, cdf = stats.norm.pdf, stats.norm.cdf
+
+    def score(low, high):
+        ends = [x * density(x) if math.isfinite(x) else 0.0 for x in (low, high)]
+        return (ends[0] - ends[1]) / (cdf(high) - cdf(low))
+
+    wanted = np.array([[score(-math.inf, at), score(at, math.inf)] for at in (-1.0, 2.0)])
+    assert of._scores[0] == pytest.approx(wanted)
+    assert of.value == pytest.approx(score(-1.0, math.inf) + score(-math.inf, 2.0))
+    assert of._chances[0] == pytest.approx(np.array([[cdf(-1), cdf(1)], [cdf(2), cdf(-2)]]))
+    assert (of._chances[0] * of._scores[0]).sum(1) == pytest.approx([0.0, 0.0], abs=1e-12)
+
+
+def test_next_to_no_noise_is_at_the_end_of_the_grid():
+    """The grid of scales begins at 0.01: less is not looked for, and there is no limit below it."""
+    values = 1e-4 * stats.norm.ppf((np.arange(50) + 0.5) / 50)
+    of = RoundedScale([fine(values, 1e-7)])
+    assert of.scale == pytest.approx(0.01, rel=1e-4)
+    low, high = of.limits(0.05, 0.05)
+    assert low == pytest.approx(0.01)
+    assert 0.01 < high < 0.02
+
+
+def test_the_likeliest_scale_lies_between_two_of_the_grid():
+    """Numbers of mean square 1.7^2 exactly, in narrow cells: log L = -n log s - n 1.7^2 / (2 s^2) is largest there."""
+    values = stats.norm.ppf((np.arange(400) + 0.5) / 400)
+    values *= 1.7 / np.sqrt((values**2).mean())
+    best, most, grid, value = RoundedScale([fine(values)])._profile
+    assert best == pytest.approx(1.7, rel=1e-4)
+    assert most >= value.max()
+    constant = 400 * math.log(1e-3 / math.sqrt(2 * math.pi))
+    assert most == pytest.approx(constant - 400 * math.log(1.7) - 200, abs=0.01)
+    assert (len(grid), grid[0], grid[-1]) == (200, pytest.approx(0.01), pytest.approx(4.0))
+    at = constant - 400 * np.log(grid[100:]) - 200 * 1.7**2 / grid[100:] ** 2
+    assert value[100:] == pytest.approx(at, rel=1e-3)
+
+
+def test_a_limit_in_the_last_cell_of_the_grid_is_found():
+    """log L has fallen by z^2 / 2 at r times the likeliest scale s, where n (log r + 1 / (2 r^2) - 1/2) is that. The
+    grid ends at 4 and 3.88: with s = 3.95 / r its last scale alone lies outside."""
+    z = stats.norm.ppf(0.95)
+    r = optimize.brentq(lambda r: 50 * (math.log(r) + 1 / (2 * r * r) - 0.5) - z * z / 2, 1.0001, 3)
+    values = stats.norm.ppf((np.arange(50) + 0.5) / 50)
+    values *= 3.95 / r / np.sqrt((values**2).mean())
+    assert RoundedScale([fine(values)]).limits(0.05, 0.05)[1] == pytest.approx(3.95, rel=1e-3)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
+from gaussian_by_hand import epsilon_of
+from scipy import optimize
 from torch.nn.functional import cross_entropy
 
 from fedaudit import run, sgd
@@ -305,3 +308,118 @@ def test_rounding_for_a_shared_calibration():
     assert dpsgd._rounded(1.29e-5, 0.1234, 1234) == pytest.approx((1.2e-5, 0.13, 1300))
     assert dpsgd._rounded(1.2e-5, 0.12, 1200) == pytest.approx((1.2e-5, 0.12, 1200))
     assert dpsgd._rounded(1e-5, 0.999, 7) == pytest.approx((1e-5, 1.0, 7))
+
+
+class Accountant:
+    """An accountant by which so many steps at a rate cost what a function of the multiplier says."""
+
+    def __init__(self, monkeypatch, cost):
+        self.asked = []
+
+        def compose(events, delta, compare=True):
+            (event,) = events
+            self.asked.append((event.noise_multiplier, event.sample_rate, event.count, delta, compare))
+            return SimpleNamespace(epsilon_of_record=cost(event.noise_multiplier))
+
+        monkeypatch.setattr(dpsgd, "compose", compose)
+
+    @property
+    def multipliers(self):
+        return [one[0] for one in self.asked]
+
+
+def by_the_limit(epsilon, delta, q, steps):
+    """The multiplier m at which a normal shift of q sqrt(steps (e^(1/m^2) - 1)) costs epsilon."""
+
+    def excess(m):
+        return epsilon_of(1 / (q * math.sqrt(steps * (math.exp(1 / m**2) - 1))), delta) - epsilon
+
+    return optimize.brentq(excess, 0.4, 20, xtol=1e-9)
+
+
+@pytest.mark.parametrize("root", [1.0, 1.03, 3.0, 0.5, 0.94, 1.11])
+def test_the_search_for_a_multiplier_begins_at_the_limit_and_ends_on_the_safe_side(monkeypatch, root):
+    """The accountant's root is at some multiple of the limit's. Between e^-0.05 and e^0.1 of that it is looked for at
+    once, and farther off in steps of e^0.3. What comes out is at most two tolerances above the root."""
+    start = by_the_limit(2.0, 1e-3, 0.1, 50)
+    accountant = Accountant(monkeypatch, lambda m: 2.0 * root * start / m)
+    found = calibrated.__wrapped__(2.0, 1e-3, 0.1, 50)
+    assert root * start <= found <= root * start * math.exp(2.1e-3)
+    assert all(one[1:] == (0.1, 50, 1e-3, False) for one in accountant.asked)
+    logs = [math.log(m / start) for m in accountant.multipliers]
+    ups = [0.1 + 0.3 * i for i in range(9) if i == 0 or 0.1 + 0.3 * (i - 1) < math.log(root)]
+    assert logs[: len(ups)] == pytest.approx(ups, abs=1e-4)
+    low = -0.05 if len(ups) == 1 else ups[-2]
+    downs = [low - 0.3 * i for i in range(9) if i == 0 or low - 0.3 * (i - 1) >= math.log(root)]
+    assert logs[len(ups) : len(ups) + len(downs)] == pytest.approx(downs, abs=1e-4)
+
+
+def test_where_hardly_any_noise_is_enough_the_search_stops(monkeypatch):
+    """An accountant for which nothing costs anything: below a multiplier of 0.01 it is not asked."""
+    accountant = Accountant(monkeypatch, lambda m: 0.0)
+    found = calibrated.__wrapped__(2.0, 1e-3, 0.1, 50)
+    assert 0.01 <= found < 0.01 * math.exp(0.3)
+    assert min(accountant.multipliers) == pytest.approx(found)
+    assert calibrated.__wrapped__(1e5, 1e-3, 1e-6, 1) < 0.01 * math.exp(0.3), "the limit has no root above 0.05"
+
+
+def test_what_no_noise_can_meet_is_refused(monkeypatch):
+    Accountant(monkeypatch, lambda m: 0.0)
+    with pytest.raises(PrivacyError, match="No noise makes"):
+        calibrated.__wrapped__(1e-12, 1e-12, 1.0, 10**12)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "root", "fits"),
+    [
+        (1.0, 1.0, True),
+        (1.0, 1.0 + 0.5e-4, True),  # other libraries round otherwise
+        (1.0, 1.0 + 2e-4, False),  # too little noise
+        (1.0, 1.0 - 2.3e-3, True),
+        (1.0, 1.0 - 3e-3, False),  # more than the search would have left
+        (0.01, 1e-9, True),  # the least that is looked for
+        (0.01 * math.exp(0.29), 1e-9, True),
+        (0.01 * math.exp(0.31), 1e-9, False),
+    ],
+)
+def test_whether_a_multiplier_is_what_the_search_finds(monkeypatch, multiplier, root, fits):
+    """Epsilon is 2 at the root, and falls as 1 / m."""
+    accountant = Accountant(monkeypatch, lambda m: 2.0 * root / m)
+    assert dpsgd.is_multiplier_for(multiplier, 2.0, 1.29e-5, 0.1234, 1234) is fits
+    assert all(one[1:] == pytest.approx((0.13, 1300, 1.2e-5, False)) for one in accountant.asked)
+    assert accountant.multipliers[0] == multiplier
+    assert accountant.multipliers[1:] in ([], [pytest.approx(multiplier * math.exp(-2.5e-3))])
+
+
+def test_the_least_multiplier_of_a_search_is_still_found(monkeypatch):
+    """Exactly 0.01 e^0.3 counts as the least."""
+    Accountant(monkeypatch, lambda m: 0.0)
+    assert dpsgd.is_multiplier_for(dpsgd.SMALLEST * math.exp(dpsgd.STEP), 2.0, 1e-5, 0.1, 10)
+
+
+def test_the_bill_of_a_plan_says_all_of_it():
+    of_records = Planned(7, 3 / 7, 30, 0.2, 1.5, 1e-3, 8.0).entry()
+    assert (of_records.field, of_records.kind, of_records.mechanism) == ("training", "training", "dp-sgd")
+    assert (of_records.relation, of_records.condition, of_records.unit) == ("add-or-remove", "n is public", "record")
+    assert (of_records.delta, of_records.steps, of_records.sigma) == (1e-3, 30, pytest.approx(0.3))
+    of_persons = Planned(7, 3 / 7, 30, 0.2, 1.5, 1e-3, 8.0, "person").entry(0)
+    assert of_persons.condition == "n, and who has how many records, is public"
+    assert of_persons.steps == 0
+
+
+def test_a_plan_meets_the_epsilon_of_all_trainings_together(monkeypatch):
+    """7 records in batches of 3, 10 epochs, 4 trainings: 120 steps share epsilon = 2, at delta = 1/7."""
+    asked = []
+    monkeypatch.setattr(dpsgd, "multiplier_for", lambda *how: asked.append(how) or 1.25)
+    policy = Policy(mechanism="dp-sgd", epsilon=2.0, unit="person")
+    plan = planned(7, 3, 10, None, policy, 4)
+    assert (plan.multiplier, plan.delta, plan.claim, plan.unit, plan.C) == (1.25, 1 / 7, 2.0, "person", 1.0)
+    planned(7, 3, None, 0, policy, 4)
+    assert asked == [(2.0, 1 / 7, 3 / 7, 120), (2.0, 1 / 7, 3 / 7, 1)]
+
+
+def test_samples_are_drawn_by_the_rate_from_the_generator():
+    drawn = dpsgd._drawn(50, 0.3, torch.Generator().manual_seed(4))
+    u = torch.rand(50, generator=torch.Generator().manual_seed(4)).tolist()
+    assert drawn.tolist() == [i for i, value in enumerate(u) if value < 0.3]
+    assert dpsgd._drawn(5, 1.0, torch.Generator().manual_seed(4)).tolist() == [0, 1, 2, 3, 4]
