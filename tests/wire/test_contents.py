@@ -142,9 +142,10 @@ def test_a_negative_place_is_damage(tmp_path):
     row = next(row for row in rows if row.get("direction") == "up")
     row["tensors"][0][3] = -16
     put_rows(tmp_path, rows)
-    assert Damage("000001.content.pack", "byte -16", "16 bytes", "it ends at byte 48") in look_through(
-        tmp_path, 2, 10
-    ).damage
+    assert (
+        Damage("000001.content.pack", "byte -16", "16 bytes", "it ends at byte 48")
+        in look_through(tmp_path, 2, 10).damage
+    )
 
 
 def test_packs_that_no_row_names_are_damage_unless_empty_or_of_another_name(tmp_path):
