@@ -138,7 +138,9 @@ def test_a_round_is_counted_in_every_way(writer, tmp_path):
     assert traffic.choices["Shared.e"] == {0: None, 2: None}
     assert traffic.relayed == set()
     assert traffic.releases == {
-        "Shared.e": Release(field="Shared.e", role="private", kind="embeddings", via="data", unit="record", protection=noise),
+        "Shared.e": Release(
+            field="Shared.e", role="private", kind="embeddings", via="data", unit="record", protection=noise
+        ),
         "Shared.y": Release(field="Shared.y", role="private", kind="labels", via="data", unit="record"),
         "Shared.w": Release(field="Shared.w", role="private", kind="weights", via="model", unit="client"),
         "Shared.t": Release(field="Shared.t", role="public"),

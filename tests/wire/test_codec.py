@@ -469,7 +469,8 @@ def test_a_message_with_one_format_that_cannot_be_held_is_made_bytes_at_once():
 @pytest.mark.parametrize(
     "node",
     [
-        {"f": "nan"}, {"t": 0}, {"q": 1, "as": "uint8"}, {"z": [2, "int8", [2]]}, {"m": [4, ["a"], []], "z": ["int8", {}, None]},
+        {"f": "nan"}, {"t": 0}, {"q": 1, "as": "uint8"}, {"z": [2, "int8", [2]]},
+        {"m": [4, ["a"], []], "z": ["int8", {}, None]},
         {"m": [4, ["a"], []]}, {"d": [["k", 1]]}, {"l": [1]}, {"u": [1]}, {"r": ["nobody", {}]},
     ],
 )  # fmt: skip
@@ -488,7 +489,8 @@ def test_a_node_with_something_more_is_none(node):
 @pytest.mark.parametrize(
     "node",
     [
-        {"f": "infinity"}, {"q": 0, "as": "int9"}, {"z": [0, "zip", [1]]}, {"m": [0, ["a"], []], "z": ["zip", {}, None]},
+        {"f": "infinity"}, {"q": 0, "as": "int9"}, {"z": [0, "zip", [1]]},
+        {"m": [0, ["a"], []], "z": ["zip", {}, None]},
         {"t": "0"}, {"l": {}}, [1],
     ],
 )  # fmt: skip

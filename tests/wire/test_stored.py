@@ -24,7 +24,7 @@ class Many(Up):
     w: State = private("weights", via="model", unit="client")
     g: State = private("gradients", via="model", unit="client", finite=False)
     d: dict[str, Within | None] = public()
-    l: list[Within] = public()
+    f: list[Within] = public()
     a: tuple[Within, int] = public()
     n: int | None = public()
 
