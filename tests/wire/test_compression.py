@@ -618,7 +618,7 @@ def test_how_large_a_tensor_may_be_of_so_few_numbers():
         from_parts("topk", one, [73, 137])
     none = (torch.zeros(0), torch.zeros(0, dtype=torch.int32))
     assert from_parts("topk", none, [0, 4]).shape == (0, 4)
-    for name, shape in (("zip", [4]), ("topk", [-1]), ("topk", [2.0]), ("topk", [True])):
+    for name, shape in (("zip", [4]), ("topk", [-1]), ("topk", [2, -1]), ("topk", [2.0]), ("topk", [True])):
         with pytest.raises(ValueError, match="there is no compression"):
             from_parts(name, one, shape)
     with pytest.raises(ValueError, match="levels of shape"):

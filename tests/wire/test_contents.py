@@ -197,6 +197,47 @@ def test_a_sum_is_content_and_no_message(tmp_path):
     assert (found.messages, found.digest, found.damage) == (7, chained(digests), [])
 
 
+def test_a_row_without_a_number_takes_the_place_of_one(tmp_path):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    at = next(i for i, row in enumerate(rows) if row.get("event") == "absent")
+    del rows[at]["seq"]
+    put_rows(tmp_path, rows)
+    assert look_through(tmp_path, 2, 10).damage == [Damage("index.jsonl", "row None", f"row {at}", "row None")]
+
+
+def test_a_missing_pack_is_damage_if_one_of_its_tensors_is_not_empty(tmp_path):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    for row in rows:
+        if row["type"] == "message":
+            row["tensors"] = []
+    rows[1]["tensors"] = [["F32", [n], "content", 0, 4 * n, "0" * 32] for n in (0, 1)]
+    put_rows(tmp_path, rows)
+    for pack in tmp_path.glob("*.pack"):
+        pack.unlink()
+    assert look_through(tmp_path, 2, 10).damage == [
+        Damage("000001.content.pack", "the file", "2 tensors", "it is missing")
+    ]
+
+
+def test_no_other_pack_is_opened_when_the_list_is_full(tmp_path):
+    """Twenty damaged tensors fill the first pack to its end; those of the second are not looked at."""
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    for row in rows:
+        if row["type"] == "message":
+            row["tensors"] = []
+    for t in (1, 2):
+        row = next(row for row in rows if row.get("direction") == "up" and row["round"] == t)
+        row["tensors"] = [["U8", [1], "content", i, 1, "0" * 32] for i in range(20)]
+        (tmp_path / f"00000{t}.content.pack").write_bytes(bytes(20))
+        (tmp_path / f"00000{t}.weights.pack").unlink()
+    put_rows(tmp_path, rows)
+    found = look_through(tmp_path, 2, 10)
+    assert (len(found.damage), found.tensors) == (20, 20)
+
+
 def test_the_list_of_damage_has_an_end(tmp_path):
     """Thirty tensors of one pack are damaged: so many are told as are listed, and no other pack is opened."""
     write(tmp_path)

@@ -230,8 +230,11 @@ def test_one_sum_for_all_that_was_gathered_and_one_for_each_other(monkeypatch: p
     summed: list[int] = []
     whole = torch.Tensor.sum
     monkeypatch.setattr(torch.Tensor, "sum", lambda t, *rest, **kw: summed.append(t.numel()) or whole(t, *rest, **kw))
+    stack = torch.stack
+    monkeypatch.setattr(torch, "stack", lambda sums: pytest.fail("what is in main memory is looked at one by one"))
     encode_tree([torch.ones(2), torch.zeros(0), torch.ones(3)])
     assert summed == [2, 3]
+    monkeypatch.setattr(torch, "stack", stack)
     monkeypatch.setattr(packing, "_is_home", lambda t: False)
     summed.clear()
     encode_tree([torch.ones(2), torch.zeros(0), torch.ones(3), torch.arange(7)])
@@ -322,3 +325,11 @@ def test_tensors_lie_type_by_type_and_aligned(spans) -> None:
     assert whole[0].tolist() == [0] * size
     with pytest.raises(ValueError, match="it is longer than its tensors"):
         unpacked(blob + b"0", {0: ("U8", (size,), 16, 16 + size)}, torch.device("cpu"))
+
+
+def test_an_empty_tensor_may_lie_anywhere() -> None:
+    blob = (8).to_bytes(8, "little") + b"{}      " + b"\x07\x09"
+    spans = {0: ("U8", (1,), 16, 17), 1: ("F32", (0, 3), 17, 17), 2: ("U8", (1,), 17, 18)}
+    found = unpacked(blob, spans, torch.device("cpu"))
+    assert [t.tolist() for t in found] == [[7], [], [9]]
+    assert found[1].dtype == torch.float32

@@ -666,3 +666,16 @@ def test_entries_of_a_view_by_direction_kind_client_and_round(tmp_path):
     assert [(e.seq, e.bytes, e.sender) for e in outsider.entries(t=1)] == [
         (e.seq, e.bytes, e.sender) for e in server.entries(t=1)
     ]
+
+
+def test_a_new_transcript_begins_with_nothing(tmp_path, monkeypatch):
+    """Packs that an unfinished run left are removed, also those of its first round."""
+    (tmp_path / "000001.weights.pack").write_bytes(b"old")
+    monkeypatch.setattr(transcript.time, "time", lambda: 1000.0)
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    assert not list(tmp_path.glob("*.pack"))
+    assert (writer.clock(), writer.seq, writer._t) == (0.0, 0, 0)
+    monkeypatch.setattr(transcript.time, "time", lambda: 1002.00006)
+    assert writer.clock() == 2.0001
+    writer.close()
+    assert (tmp_path / "index.jsonl").stat().st_size == 0
