@@ -322,7 +322,12 @@ def test_a_forest_learns_from_those_that_are_not_judged(monkeypatch):
     found = scorer._grown(values, member)
     judged = halves(member)
     assert asked["x"] == values[~judged][:, 0, 0].tolist()
-    assert (asked["trees"], asked["min_samples_leaf"], asked["random_state"], asked["n_jobs"]) == (scorer.TREES, 2, 0, 1)
+    assert (asked["trees"], asked["min_samples_leaf"], asked["random_state"], asked["n_jobs"]) == (
+        scorer.TREES,
+        2,
+        0,
+        1,
+    )
     assert (asked["y"], asked["columns"]) == (2, 2)
     for i in range(11):
         assert found[i] == pytest.approx(2 * i / 100 if judged[i] else 0.5)
