@@ -571,6 +571,23 @@ def test_a_row_that_is_not_one_is_refused(tmp_path, key, value):
         list(Transcript(tmp_path).rows())
 
 
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"w": {}, "v": 3}, "its fields are not tables"), ({"v": {}, "w": 3}, "its fields are not tables"),
+        ({"w": {"kind": "weights"}, "v": {"kind": 3}}, "a kind is not a text"),
+        ({"w": {"kind": 3}, "v": {}}, "a kind is not a text"),
+    ],
+)  # fmt: skip
+def test_one_field_that_is_not_a_table_is_one_too_many(tmp_path, fields, words):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    rows[0]["fields"] = fields
+    put_rows(tmp_path, rows)
+    with pytest.raises(TranscriptError, match=words):
+        list(Transcript(tmp_path).rows())
+
+
 def test_a_row_may_have_whole_seconds_and_an_event_little_else(tmp_path):
     write(tmp_path)
     rows = rows_of(tmp_path)
