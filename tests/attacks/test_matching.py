@@ -243,8 +243,50 @@ def test_the_least_loss_of_a_block_tells_whether_there_was_a_gain(monkeypatch):
     phases = []
     for step in range(8):
         losses = torch.tensor([0.9**step if step % 2 == 0 else 5.0, 1.0 - 0.001 * step])
-        rates.after(losses)
+        assert not rates.after(losses), "one of them goes on"
         phases.append(tuple(rates.phase))
     assert phases == [(0, 0)] * 5 + [(0, 1)] * 3
     assert rates.best[0] == pytest.approx(0.9**6)
     assert rates.made == 8
+
+
+def test_three_steps_of_adam_on_signs_by_hand():
+    """The gradient's sign instead of the gradient, a mean over 0.9, a square over 0.999, both corrected."""
+    one = matching(wanted=trained(net(), images(3, 8), torch.tensor([0, 1, 1]), 0.3), lr=0.7)
+    start = images(3).clamp(-1, 1)
+    ((found, loss),) = one._descend([one], [start], Rates(1, 0.7, 4, []), 0, 1)
+    x, mean, square, losses = start.clone(), torch.zeros_like(start), torch.zeros_like(start), []
+    for t in range(1, 5):
+        x = x.detach().requires_grad_()
+        beside, below = x[:, :, :, 1:] - x[:, :, :, :-1], x[:, :, 1:] - x[:, :, :-1]
+        rough = (beside.abs().mean((1, 2, 3)) + below.abs().mean((1, 2, 3))).mean()
+        made = flat(simulated(one.model, x, one.y, one.steps))
+        value = 1 - torch.cosine_similarity(made, one.wanted, dim=0) + 0.1 * rough
+        sign = torch.autograd.grad(value, x)[0].sign()
+        losses.append(value.item())
+        mean, square = 0.9 * mean + 0.1 * sign, 0.999 * square + 0.001 * sign**2
+        step = mean / (1 - 0.9**t) / ((square / (1 - 0.999**t)).sqrt() + 1e-8)
+        x = (x.detach() - 0.7 * step).clamp(-1, 1)
+    assert torch.allclose(found, x, atol=1e-6)
+    assert loss == pytest.approx(losses[-1], abs=1e-6)
+
+
+def test_a_search_whose_rates_end_goes_no_further(monkeypatch):
+    """Two searches of at most ten steps. The second ends after one step: its loss is that with which this began."""
+    told = []
+    one = matching(wanted=trained(net(), images(3, 8), torch.tensor([0, 1, 1]), 0.3), tell=lambda *of: told.append(of))
+    starts = [images(3, 2).clamp(-1, 1), images(3).clamp(-1, 1)]
+    rates = Rates(2, 0.2, 10, [])
+    ends = {1: [0, 1], 3: [1, 1]}
+
+    def after(losses):
+        rates.made += 1
+        rates.phase, rates._rate = ends.get(rates.made, rates.phase), None
+        return rates.made == 3
+
+    monkeypatch.setattr(rates, "after", after)
+    found = one._descend([one, one], starts, rates, 0, 2)
+    assert [said[2] for said in told] == ["step 0 of 10", "step 1 of 10", "step 2 of 10"]
+    alone = one._descend([one], starts[1:], Rates(1, 0.2, 1, []), 0, 1)[0]
+    assert torch.allclose(found[1][0], alone[0], atol=1e-9)
+    assert found[1][1] == pytest.approx(alone[1], abs=1e-9)
