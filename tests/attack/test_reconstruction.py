@@ -745,3 +745,159 @@ def test_the_reference_learns_for_a_hundred_steps(monkeypatch):
     ((rows, how),) = asked
     assert rows == (x, y)
     assert (how["batch"], how["steps"], how["opt"].options["lr"]) == (32, 100, 1e-3)
+
+
+# --- one client by hand: members 0.0 and 0.3 of class 0, 1.0 of class 1, 0.6 of class 2; others 0.15 and 0.8 ----------
+
+
+class Uneven(FakeWorld):
+    """Four members of three classes, two non-members; auxiliary images of two of the classes. Nobody holds class 3."""
+
+    classes = 4
+    auxiliary = flat_image(0.2, 0.4, 0.9), torch.tensor([0, 0, 1])
+
+    def members(self, k):
+        return flat_image(0.0, 0.3, 1.0, 0.6), torch.tensor([0, 0, 1, 2])
+
+    def nonmembers(self, k):
+        return flat_image(0.15, 0.8), torch.tensor([0, 1])
+
+
+def client(images, **given):
+    claims = Reconstructions(flat_image(*images), **{key: torch.tensor(value) for key, value in given.items()})
+    world = Uneven()
+    part = Attacked(5, claims, torch.empty(0), torch.empty(0), torch.empty(0))
+    return _Client(part, world, world.auxiliary, SimpleNamespace(encode=lambda x: x.flatten(1) + 2), "mine")
+
+
+def greys(images):
+    return [round(float(value), 4) for value in pixels(images)[:, 0, 0, 0]]
+
+
+def test_a_row_is_held_against_its_record_and_no_other():
+    """0.25 is nearer to 0.3 than to its own record 0.0. The nearest of four is found by chance one time in four."""
+    made = client((0.1, 0.9, 0.25, 0.5), rows=[0, 2, 0, 3])
+    assert (made.rule, made.not_held, made.target.tolist()) == ("row", 0, [0, 2, 0, 3])
+    found = made._scored(made.images)
+    assert found["mse"].tolist() == pytest.approx([0.01, 0.01, 0.0625, 0.01], abs=1e-6)
+    assert found["psnr"].tolist() == pytest.approx([20, 20, -10 * math.log10(0.0625), 20], abs=1e-3)
+    assert found["hit"].tolist() == [1, 1, 0, 1]
+    assert found["chance"].tolist() == [0.25] * 4
+    assert found["cosine"].tolist() == pytest.approx([1] * 4, abs=1e-6)
+    assert made.labels().tolist() == [0, 1, 0, 2]
+    assert greys(made.mean_image()) == [0.5] * 4
+    assert greys(made.class_mean()) == [0.3, 0.9, 0.3, 0.5], "of class 2 there is no auxiliary image: the mean of all"
+    assert greys(made.nearest_auxiliary()) == [0.2, 0.9, 0.2, 0.4]
+    scores = made.scores()
+    assert list(scores) == ["attack", "mean_image", "class_mean", "nearest_auxiliary"]
+    assert scores["nearest_auxiliary"]["mse"].tolist() == pytest.approx([0.04, 0.01, 0.04, 0.04], abs=1e-6)
+    assert scores["nearest_auxiliary"]["hit"].tolist() == [0, 1, 0, 0]
+
+
+def test_a_class_is_held_against_its_nearest_member():
+    """0.9 as class 0 is 0.3 at best, and its nearest member is of class 1. An image of class 3 is left out."""
+    made = client((0.9, 0.9, 0.5, 0.2), labels=[0, 1, 3, 0])
+    assert (made.rule, made.not_held, made.target.tolist()) == ("class", 1, [1, 2, 1])
+    assert greys(made.images) == [0.9, 0.9, 0.2]
+    found = made._scored(made.images)
+    assert found["mse"].tolist() == pytest.approx([0.36, 0.01, 0.01], abs=1e-6)
+    assert found["hit"].tolist() == [0, 1, 1]
+    assert found["chance"].tolist() == [0.5, 0.25, 0.5]
+    assert made.labels().tolist() == [0, 1, 0]
+
+
+def test_free_images_are_given_to_the_members_at_the_least_cost():
+    """Seven images for four members: 0.06, 0.14 and 0.79 go without. 0.06 shares its nearest record with 0.05, which
+    is nearer; 0.14 and 0.79 are nearest to non-members. A class without a member is that of the nearest one."""
+    made = client((0.95, 0.05, 0.06, 0.28, 0.66, 0.14, 0.79))
+    assert (made.rule, made.target.tolist()) == ("assignment", [2, 0, -1, 1, 3, -1, -1])
+    found = made._scored(made.images)
+    assert found["mse"][[0, 1, 3, 4]].tolist() == pytest.approx([0.0025, 0.0025, 0.0004, 0.0036], abs=1e-6)
+    assert np.isnan(found["mse"][[2, 5, 6]]).all()
+    assert np.isnan(found["ssim"]).tolist() == np.isnan(found["cosine"]).tolist() == np.isnan(found["mse"]).tolist()
+    assert found["hit"][[0, 1, 3, 4, 5, 6]].tolist() == [1, 1, 1, 1, 0, 0]
+    assert np.isnan(found["hit"][2])
+    assert found["chance"].tolist() == pytest.approx([4 / 6] * 7)
+    assert made.labels().tolist() == [1, 0, 0, 0, 2, 0, 2]
+    other = made._scored(flat_image(0.3, 1.0, 0.6, 0.0, 0.5, 0.5, 0.5))
+    assert other["mse"][:4].tolist() == pytest.approx([0] * 4, abs=1e-9), "others are assigned by themselves"
+    assert np.isnan(other["mse"][4:]).all()
+
+
+def test_an_images_class_is_that_of_its_own_member():
+    """All are nearest to white; in order, 0.9 is given to black, 0.93 and 0.95 to those between."""
+    made = client((0.95, 0.97, 0.9, 0.93))
+    assert made.target.tolist() == [3, 2, 0, 1]
+    assert made.labels().tolist() == [2, 1, 0, 0]
+
+
+def test_claims_of_no_class_that_is_held_are_nothing():
+    made = client((0.9, 0.1), labels=[3, 3])
+    assert (made.not_held, len(made.images)) == (2, 0)
+    for of in made.scores().values():
+        assert {key: len(values) for key, values in of.items()} == dict.fromkeys(
+            ("mse", "psnr", "ssim", "cosine", "hit", "chance", "log_ratio", "gain"), 0
+        )
+
+
+@pytest.mark.parametrize("given", [{"rows": [0, 4]}, {"rows": [-1, 0]}, {"labels": [0, 4]}, {"labels": [0]}])
+def test_rows_and_labels_are_numbers_that_there_are(given):
+    with pytest.raises(ContractError, match=r"mine gave .* for 2 images of client 5"):
+        client((0.1, 0.2), **given)
+    client((0.1, 0.2), **({"rows": [0, 3]} if "rows" in given else {"labels": [0, 3]}))
+
+
+def test_one_pixel_that_is_not_finite_is_no_image():
+    images = flat_image(0.1, 0.2).clone()
+    images[1, 0, 2, 2] = torch.inf
+    world = Uneven()
+    part = Attacked(5, Reconstructions(images), torch.empty(0), torch.empty(0), torch.empty(0))
+    with pytest.raises(ContractError, match="Give finite images"):
+        _Client(part, world, world.auxiliary, None, "mine")
+    empty = Attacked(5, Reconstructions(images[:0]), torch.empty(0), torch.empty(0), torch.empty(0))
+    with pytest.raises(ContractError, match="at least one"):
+        _Client(empty, world, world.auxiliary, None, "mine")
+
+
+@pytest.mark.parametrize("rule", ["row", "assignment"])
+def test_what_is_found_over_two_clients(rule, tmp_path, monkeypatch):
+    """Client 5 has two images and client 2 one. Nothing is drawn here: what would be is looked at."""
+    drawn = {}
+    monkeypatch.setattr(inversion.pictures, "draw", lambda lines, _, titles: drawn.update(lines=lines, titles=titles))
+    monkeypatch.setattr(inversion.pictures, "save", lambda path, tensors: drawn.update(path=path, tensors=tensors))
+    monkeypatch.setattr(inversion, "_reference", lambda *_: SimpleNamespace(encode=lambda x: x.flatten(1) + 2))
+    empty = torch.empty(0)
+    claims = {5: Reconstructions(flat_image(0.1, 0.9), torch.tensor([0, 2]) if rule == "row" else None),
+              2: Reconstructions(flat_image(0.5), torch.tensor([3]) if rule == "row" else None)}  # fmt: skip
+    parts = [Attacked(k, of, empty, empty, empty) for k, of in claims.items()]
+    found = inversion.reconstruction(parts, Uneven(), tmp_path / "pictures" / "server", "a b", 0)
+    assert found.pooled.mse.value == pytest.approx(0.01, abs=1e-6)
+    assert {k: one.mse.value for k, one in found.client.items()} == pytest.approx({"5": 0.01, "2": 0.01}, abs=1e-6)
+    assert list(found.baselines) == ["mean_image", "class_mean", "nearest_auxiliary"]
+    expected = [*found.baselines] + (["redrawn_members"] if rule == "assignment" else [])
+    assert list(found.differences) == expected
+    assert all((d.identification is None) == (rule == "assignment") for d in found.differences.values())
+    assert all(d.confidence == 0.975 for d in found.differences.values())
+    assert (found.matched_by, found.not_held, found.unassigned) == ([rule], 0, 0)
+    assert (found.data_range, found.window, found.picture) == (1.0, 3, "pictures/server/a_b.png")
+    assert drawn["path"] == tmp_path / "pictures" / "server" / "a_b.safetensors"
+    assert drawn["titles"] == ["class 0", "class 1", "class 2"]
+    assert greys(drawn["lines"]["claimed"] * 2 - 1) == [0.1, 0.9, 0.5]
+    assert greys(drawn["lines"]["original"] * 2 - 1) == [0.0, 1.0, 0.6]
+    assert drawn["tensors"]["client"].tolist() == [5, 5, 2]
+    assert drawn["tensors"]["record"].tolist() == [0, 2, 3]
+    assert drawn["tensors"]["label"].tolist() == [0, 1, 2]
+
+
+def test_more_images_of_both_than_of_the_attack_alone():
+    """Three images that the attack alone identifies, one that the baseline alone does, one of both, one of neither."""
+    attack = {"mse": np.array([0.1] * 6), "hit": np.array([1.0, 1, 1, 0, 1, 0])}
+    other = {"mse": np.array([0.3, 0.2, 0.2, 0.2, 0.2, 0.1]), "hit": np.array([0.0, 0, 0, 1, 1, 0])}
+    found = inversion._difference(attack, other, False)
+    low, high = clopper_pearson(3, 4, 0.975)
+    one = found.identification
+    assert (one.value, one.low, one.high, one.attack_only, one.baseline_only) == (0.75, low, high, 3, 1)
+    assert found.mse.value == pytest.approx((0.2 + 0.1 * 4 + 0.0) / 6)
+    lost = inversion._difference({**attack, "hit": np.zeros(6)}, other, False).identification
+    assert (lost.value, lost.attack_only, lost.baseline_only) == (0.0, 0, 2)
+    assert inversion._difference(attack, other, True).identification is None

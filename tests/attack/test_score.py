@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -285,3 +286,99 @@ def test_a_gain_beyond_its_interval_is_a_leak():
     assert found.pooled.presence.value == 1.0
     assert [found.client[k].source for k in "0123"] == ["", "logits", "logits", "logits"]
     assert found.client["0"].claimed == [0.75, 0.25, 0.0]
+
+
+def test_what_was_learned_of_each_group_by_hand():
+    """Groups of unequal sizes: (members + 1) / (all + 2) of those that are not judged; 1/2 for these themselves."""
+    groups = torch.tensor([4, 4, 9, 9, 9, 4, 7, 9, 4, 9, 4, 7, 9])
+    member = torch.tensor([1, 1, 0, 1, 0, 1, 0, 0, 0, 0, 1, 1, 0], dtype=torch.bool)
+    judged = halves(member).tolist()
+    found = learned(groups, member).tolist()
+    for i in range(13):
+        others = [bool(member[j]) for j in range(13) if not judged[j] and groups[j] == groups[i]]
+        wanted = (sum(others) + 1) / (len(others) + 2) if judged[i] else 0.5
+        assert found[i] == pytest.approx(wanted), i
+    assert len(set(found)) > 2
+
+
+def test_a_forest_learns_from_those_that_are_not_judged(monkeypatch):
+    import sklearn.ensemble
+
+    asked = {}
+
+    class Forest:
+        def __init__(self, trees, **how):
+            asked.update(trees=trees, **how)
+
+        def fit(self, x, y):
+            asked.update(x=sorted(x[:, 0].tolist()), y=int(y.sum()), columns=x.shape[1])
+
+        def predict_proba(self, x):
+            return np.stack([1 - x[:, 0] / 100, x[:, 0] / 100], axis=1)
+
+    monkeypatch.setattr(sklearn.ensemble, "ExtraTreesClassifier", Forest)
+    member = torch.arange(11) < 5
+    values = torch.arange(22.0).view(11, 2, 1)
+    found = scorer._grown(values, member)
+    judged = halves(member)
+    assert asked["x"] == values[~judged][:, 0, 0].tolist()
+    assert (asked["trees"], asked["min_samples_leaf"], asked["random_state"], asked["n_jobs"]) == (
+        scorer.TREES,
+        2,
+        0,
+        1,
+    )
+    assert (asked["y"], asked["columns"]) == (2, 2)
+    for i in range(11):
+        assert found[i] == pytest.approx(2 * i / 100 if judged[i] else 0.5)
+
+
+class Trap:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.path),)
+
+
+def test_forests_of_others_are_read_as_numbers_alone(tmp_path, monkeypatch):
+    """Of the right length, and never unpickled."""
+    monkeypatch.setattr(scorer, "_shared", tmp_path)
+    np.save(tmp_path / "a.npy", np.arange(3.0))
+    assert scorer._grown_elsewhere("a", 3).tolist() == [0.0, 1.0, 2.0]
+    assert scorer._grown_elsewhere("a", 2) is None
+    assert scorer._grown_elsewhere("b", 3) is None
+    np.save(tmp_path / "c.npy", np.array([Trap(tmp_path / "sprung"), 1, 2], dtype=object), allow_pickle=True)
+    assert scorer._grown_elsewhere("c", 3) is None
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_gain_is_the_uniform_guess_less_the_error():
+    """Errors 1/4 and 1/2, uniform guesses 5/12 and 2/3: gains of 1/6 each, with no spread."""
+    world = labelled([0, 0, 0, 1], [1, 1])
+    claims = [Histogram(torch.tensor([0.5, 0.5, 0.0])), Histogram(torch.tensor([0.0, 0.5, 0.5]))]
+    pooled_found = histogram([part(k, c) for k, c in enumerate(claims)], world, "mine").pooled
+    assert pooled_found.gain.value == pytest.approx(1 / 6)
+    assert pooled_found.error.value == pytest.approx(3 / 8)
+    assert pooled_found.uniform.value == pytest.approx((5 / 12 + 2 / 3) / 2)
+    held = [(0.5, 1), (0.5, 1), (0.0, 0), (0.0, 0), (0.5, 1), (0.5, 0)]
+    pairs = [(a > b) + 0.5 * (a == b) for a, x in held if x for b, y in held if not y]
+    assert pooled_found.presence.value == pytest.approx(sum(pairs) / len(pairs))
+
+
+def test_the_uniform_guess_itself_gains_nothing():
+    world = labelled([0, 0, 0, 1], [1, 1], [0, 1])
+    world.classes = 2
+    parts = [part(k, Histogram(torch.tensor([0.5, 0.5], dtype=torch.float64))) for k in range(3)]
+    found = histogram(parts, world, "mine")
+    assert (found.pooled.gain.value, found.pooled.gain.low) == (0.0, 0.0)
+    assert found.leak is False
+
+
+def test_the_same_score_for_all_tells_nobody():
+    parts = [Attacked(k, TookPart(1.0), torch.zeros(0), torch.zeros(0), torch.tensor(k < 4)) for k in range(9)]
+    found = participation(parts)
+    assert found.pooled.auc.value == 0.5
+    assert found.leak is False

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import fedaudit
+from fedaudit.attack import stored_scores
 from fedaudit.attack.attack_run import attack_run, rescore
+from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import membership_scores
-from fedaudit.attack.stored_scores import kept, pooled_scores
+from fedaudit.attack.stored_scores import keep, kept, pooled_scores
 from fedaudit.epsilon.lower_bounds import from_scores
 from fedaudit.errors import RunError
+from fedaudit.runtime.attack_result import Ran
 from fedaudit.runtime.run_record import read_record, save_attacks
 
 SETTING = {"method": "fedavg", "dataset": "digits", "clients": 2, "model": "mlp", "set": {"E": 1}}
@@ -126,3 +131,118 @@ def test_a_damaged_file_is_one_error(copy, content):
     (copy / "scores" / "server" / "loss.safetensors").write_bytes(content)
     with pytest.raises(RunError, match="does not hold the scores of an attack"):
         kept(copy)
+
+
+# --- by hand, without a run -------------------------------------------------------------------------------------------
+
+DIGESTS = {1: "one", 2: "two", 3: "three"}
+
+
+@pytest.fixture
+def digests(monkeypatch):
+    """The digests of the transcript's first rounds, as the test sets them."""
+    told = dict(DIGESTS)
+    monkeypatch.setattr(stored_scores, "Transcript", lambda path: SimpleNamespace(digest=lambda t: told.get(t)))
+    return told
+
+
+def record_of(rounds):
+    return SimpleNamespace(
+        rounds=[SimpleNamespace(round=t) for t in range(1, rounds + 1)], transcript_digest=DIGESTS.get(rounds, "none")
+    )
+
+
+def result_of(attack="loss", threat="server", n=1, **more):
+    return Ran(attack=attack, threat=threat, settings={"n": n}, source="s", clients=[4], **more)
+
+
+def given(k, scores, notes=(), last=None):
+    n = len(scores)
+    claims = Claims(torch.tensor(scores), notes, None if last is None else torch.tensor(last))
+    return Attacked(k, claims, torch.zeros(n, 3), torch.arange(n) + k, torch.arange(n) % 2 == 0)
+
+
+def told(parts):
+    return [(p.round, p.client, p.scores.tolist(), None if p.last is None else p.last.tolist(), p.notes) for p in parts]
+
+
+def test_rounds_and_clients_are_added_and_replaced_one_by_one(tmp_path, digests):
+    """Clients 4 and 2 after round 1; client 4 alone after round 2, twice."""
+    keep(tmp_path, record_of(1), result_of(), [given(4, [1.0, 2.0], ("x",), [9.0, 8.0]), given(2, [3.0])])
+    first = [(1, 2, [3.0], None, ()), (1, 4, [1.0, 2.0], [9.0, 8.0], ("x",))]
+    assert told(kept(tmp_path, record=record_of(1))) == first
+    keep(tmp_path, record_of(2), result_of(), [given(4, [5.0, 6.0], ("y", "z"), [7.0, 7.0])])
+    keep(tmp_path, record_of(2), result_of(), [given(4, [5.0, 6.5], ("z",))])
+    second = [(2, 4, [5.0, 6.5], None, ("z",))]
+    assert told(kept(tmp_path, record=record_of(2))) == second
+    every = told(kept(tmp_path, record=record_of(2), all_rounds=True))
+    assert [row[:4] for row in every] == [row[:4] for row in (*first, *second)]
+    assert told(kept(tmp_path, record=record_of(2), all_rounds=True, clients=[2])) == first[:1]
+    part = kept(tmp_path, record=record_of(2))[0]
+    assert (part.attack, part.threat, part.groups) == ("loss", "server", False)
+    assert (part.member.tolist(), part.labels.tolist()) == ([True, False], [4, 5])
+    again = part.attacked()
+    assert (again.client, again.claims.notes, len(again.x)) == (4, ("z",), 0)
+    assert again.claims.scores.tolist() == [5.0, 6.5]
+    digests[1] = "another"
+    assert told(kept(tmp_path, record=record_of(2), all_rounds=True)) == second, "the first round is another one now"
+    keep(tmp_path, record_of(3), result_of(), [given(2, [0.0])])
+    assert [row[:2] for row in told(kept(tmp_path, record=record_of(3), all_rounds=True))] == [(2, 4), (3, 2)]
+
+
+def test_other_settings_or_groups_begin_anew(tmp_path, digests):
+    keep(tmp_path, record_of(1), result_of(), [given(4, [1.0])])
+    keep(tmp_path, record_of(1), result_of(n=2), [given(2, [3.0])])
+    assert [row[:2] for row in told(kept(tmp_path, record=record_of(1)))] == [(1, 2)]
+    member = torch.tensor([True, False])
+    groups = Attacked(7, Groups(torch.tensor([5, 6])), torch.zeros(2), torch.zeros(2).long(), member)
+    keep(tmp_path, record_of(1), result_of(n=2), [groups, groups])
+    (part,) = kept(tmp_path, record=record_of(1))
+    assert (part.client, part.groups, part.notes, part.last) == (7, True, (), None)
+    assert isinstance(part.attacked().claims, Groups)
+
+
+def test_files_are_told_apart_by_attack_and_threat(tmp_path, digests):
+    record = record_of(2)
+    for number, (attack, threat) in enumerate([("a b", "peer:3"), ("a_b", "peer:3"), ("a_b", "server")]):
+        keep(tmp_path, record, result_of(attack, threat), [given(number, [float(number)])])
+    names = sorted(path.relative_to(tmp_path / "scores").as_posix() for path in tmp_path.glob("scores/*/*"))
+    plain = [name for name in names if "-" not in name.partition("/")[2]]
+    assert plain == ["peer-3/a_b.safetensors", "server/a_b.safetensors"]
+    assert len(names) == 3
+
+    def found(**wanted):
+        return [part.client for part in kept(tmp_path, record=record, **wanted)]
+
+    assert sorted(found()) == [0, 1, 2]
+    assert found(attack="a b") == [0]
+    assert found(attack="a_b") == [1, 2]
+    assert sorted(found(threat="peer:3")) == [0, 1]
+    assert found(attack="a_b", threat="server") == [2]
+    assert found(attack="a b", threat="server") == []
+    (tmp_path / "scores" / "peer-3" / "a_b.safetensors").write_bytes(b"damaged")
+    assert found(attack="a_b", threat="server") == [2], "no other file is opened"
+    with pytest.raises(RunError, match="does not hold the scores"):
+        found(attack="a_b")
+
+
+def test_scores_before_any_round(tmp_path, digests):
+    keep(tmp_path, record_of(0), result_of(), [given(4, [1.0])])
+    assert [row[:2] for row in told(kept(tmp_path, record=record_of(0)))] == [(0, 4)]
+    assert kept(tmp_path, record=record_of(1), all_rounds=True) == []
+
+
+@pytest.mark.parametrize("column", ["scores", "member", "labels", "last"])
+def test_columns_of_different_lengths_are_damage(tmp_path, digests, column):
+    keep(tmp_path, record_of(1), result_of(), [given(4, [1.0, 2.0], (), [3.0, 4.0]), given(2, [1.0])])
+    (path,) = tmp_path.glob("scores/*/*")
+    data = path.read_bytes()
+    about = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])["__metadata__"]
+    tensors = load(data)
+    for wrong in (torch.ones(3), torch.ones(2, 1)):
+        path.write_bytes(save({**tensors, f"round 1, client 4: {column}": wrong}, metadata=about))
+        with pytest.raises(RunError, match="client 4 has columns of different lengths"):
+            kept(tmp_path, record=record_of(1))
+    path.write_bytes(save({**tensors, "round 1, client x: scores": torch.ones(1)}, metadata=about))
+    with pytest.raises(RunError, match="is not a name of kept scores"):
+        kept(tmp_path, record=record_of(1))

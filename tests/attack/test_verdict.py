@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedaudit.attack import verdict
 from fedaudit.attack.claims import Attacked, Claims, Groups
 from fedaudit.attack.membership import auc
 from fedaudit.attack.verdict import BROKEN, judge, judge_blind
+from fedaudit.stats import Measured
 
 # --- ties, and unequal clients
 
@@ -98,3 +100,44 @@ def test_a_baselines_sentence_is_whole(candidates):
         assert found.split_broken is (far > 0)
         assert found.verdict.startswith(f"{words} (AUC ")
         assert found.verdict.endswith("confidence, corrected for 1 blind baselines).")
+
+
+def between(low, high):
+    return Measured(value=(low + high) / 2, low=low, high=high, interval="by hand")
+
+
+@pytest.mark.parametrize(("low", "leak"), [(0.4, False), (0.5, False), (0.51, True)])
+def test_an_interval_that_reaches_chance_shows_no_leak(low, leak, monkeypatch):
+    """One half itself is chance."""
+    monkeypatch.setattr(verdict, "auc", lambda *_: between(low, 0.9))
+    found = judge("mine", scored([1, 2], [True, False]), {}, False)
+    assert found.leak is leak
+    assert found.verdict.startswith("A leak: AUC" if leak else "No leak shown: AUC")
+    assert ("is not above chance beyond its interval" in found.verdict) is not leak
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "broken"), [(0.5, 0.9, False), (0.51, 0.9, True), (0.1, 0.5, False), (0.1, 0.49, True)]
+)
+def test_a_split_is_broken_beyond_chance_to_either_side(low, high, broken, monkeypatch):
+    monkeypatch.setattr(verdict, "auc", lambda *_: between(low, high))
+    found = judge_blind({"blind": scored([1, 2], [True, False])})["blind"]
+    assert (found.split_broken, found.leak, found.against_blind) == (broken, None, {})
+    member = torch.tensor([True, False])
+    grouped = judge_blind({"blind": [part(0, Groups(member.long()), member)]})["blind"]
+    assert grouped.split_broken is (low > 0.5), "what was learned has its direction already"
+
+
+@pytest.mark.parametrize(("low", "beaten"), [(-0.1, False), (0.0, False), (0.01, True)])
+def test_a_blind_baseline_is_beaten_beyond_the_interval_of_the_difference(low, beaten, monkeypatch):
+    monkeypatch.setattr(verdict, "auc", lambda *_: between(0.6, 0.9))
+    monkeypatch.setattr(verdict, "auc_difference", lambda *_: between(low, 0.3))
+    parts = scored([1, 2], [True, False])
+    found = judge("mine", parts, {"blind": parts}, True)
+    assert found.leak is beaten
+    assert set(found.against_blind) == {"blind"}
+    assert found.split_broken
+    assert found.verdict.endswith(f"; but {BROKEN}.")
+    assert ("above the blind baseline blind" in found.verdict) is not beaten
+    assert judge("mine", parts, {"blind": parts}, False).leak, "on a split that is whole, chance alone counts"
+    assert judge("mine", parts, {"blind": [part(7, Claims(torch.ones(1)), n=1)]}, True).against_blind == {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from outside import Sent, Shared
+from outside import Answer, Peers, Sent, Shared
 
 from fedaudit import State
 from fedaudit.errors import ContractError
@@ -12,6 +12,9 @@ from fedaudit.runtime.task import Done
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import encode, read_header
 from fedaudit.wire.codec.packing import Held
+from fedaudit.wire.compression import stage_of
+from fedaudit.wire.message import Size
+from fedaudit.wire.release import Protection, Release
 from fedaudit.wire.transcript import Transcript, TranscriptWriter
 
 CPU = torch.device("cpu")
@@ -102,3 +105,115 @@ def test_bytes_of_a_message_are_those_of_its_parts(writer):
     sizes = wire.sizes("down", 0, read_header(blob), len(blob))
     assert sum(size["wire"] for size in sizes.values()) == len(blob)
     assert sizes["w"]["payload"] == 12
+
+
+def test_a_round_is_counted_in_every_way(writer, tmp_path):
+    """Client 0 gets 12 bytes and client 2 gets 20; each answers with 24 + 16 + 20 + 8 bytes. Client 1 is away."""
+    wire = Wire(writer, 1)
+    noise = Protection(mechanism="gaussian", sigma=0.5)
+    sent = {0: told(1), 1: told(1), 2: Sent(State({"w": torch.ones(3), "n": torch.tensor(4)}, buffers=["n"]))}
+    blobs, replies = {}, {}
+    for k, blob in wire.down(sent):
+        blobs[k] = bytes(blob)
+        if k == 1:
+            wire.back(Done(k, b"", None, error="away"), "update", "cpu")
+        else:
+            replies[k] = answer(k)
+            wire.back(Done(k, b"", replies[k], protection={"e": noise}), "update", "cpu")
+    traffic = wire.traffic
+    assert traffic.sizes == {
+        ("down", "Sent.w"): Size(36, 8), ("up", "Shared.e"): Size(48), ("up", "Shared.y"): Size(32),
+        ("up", "Shared.w"): Size(40), ("up", "Shared.t"): Size(16),
+    }  # fmt: skip
+    assert traffic.whole == traffic.sizes
+    down, up = sum(map(len, blobs.values())), sum(map(len, replies.values()))
+    assert traffic.total("down") == (36, down)
+    assert traffic.total("up") == (48 + 32 + 40 + 16, up)
+    assert {key for key in traffic.wire if key not in traffic.sizes} == {
+        ("down", "Sent.(frame)"),
+        ("up", "Shared.(frame)"),
+    }
+    assert traffic.choices["Sent.w"] == {0: ["w"], 1: ["w"], 2: ["w", "n"]}
+    assert traffic.choices["Shared.t"] == {0: 0, 2: 2}
+    assert traffic.choices["Shared.e"] == {0: None, 2: None}
+    assert traffic.relayed == set()
+    assert traffic.releases == {
+        "Shared.e": Release(
+            field="Shared.e", role="private", kind="embeddings", via="data", unit="record", protection=noise
+        ),
+        "Shared.y": Release(field="Shared.y", role="private", kind="labels", via="data", unit="record"),
+        "Shared.w": Release(field="Shared.w", role="private", kind="weights", via="model", unit="client"),
+        "Shared.t": Release(field="Shared.t", role="public"),
+    }  # fmt: skip
+    assert traffic.digests == [
+        f"down 0 {read_header(blobs[0]).digest}", f"up 0 {read_header(replies[0]).digest}",
+        f"down 1 {read_header(blobs[1]).digest}", f"down 2 {read_header(blobs[2]).digest}",
+        f"up 2 {read_header(replies[2]).digest}",
+    ]  # fmt: skip
+    writer.end_round(1)
+    entries = list(Transcript(tmp_path).entries())
+    first = entries[1]
+    assert first.fields["e"].protection == noise
+    assert first.row["fields"]["e"]["protection"] == {"mechanism": "gaussian", "sigma": 0.5}
+    assert (first.fields["y"].protection, "protection" in first.row["fields"]["y"]) == (None, False)
+    assert (first.fields["y"].role, first.fields["y"].kind) == ("private", "labels")
+    assert [e.bytes for e in entries] == [len(b) for b in (blobs[0], replies[0], blobs[1], blobs[2], replies[2])]
+    absent = next(row for row in Transcript(tmp_path).events() if row["event"] == "absent")
+    wanted = {"round": 1, "ask": 0, "fn": "update", "client": 1, "reason": "away"}
+    assert {key: absent[key] for key in wanted} == wanted
+
+
+def test_what_is_compressed_counts_as_sent_and_as_whole(writer):
+    """Of 100 numbers, 10 travel with their places: 80 bytes instead of 400. The key of the table has 8 bytes."""
+    wire = Wire(writer, 1)
+    list(wire.down({0: told(1)}))
+    reply = Answer({4: torch.arange(100.0)})
+    wire.back(Done(0, b"", encode(reply, stage_of("topk:0.1"))), "answer", "cpu")
+    assert wire.traffic.sizes["up", "Answer.z"] == Size(88)
+    assert wire.traffic.whole["up", "Answer.z"] == Size(408)
+
+
+def test_a_relay_is_noted_with_the_client_that_sees_it(writer):
+    wire = Wire(writer, 1)
+    for k, _ in wire.down({3: Peers({1: torch.ones(2)}), 5: Peers({})}):
+        wire.back(Done(k, error="away"), "answer", "cpu")
+    assert wire.traffic.relayed == {("embeddings", 3), ("embeddings", 5)}
+    assert wire.traffic.releases == {}
+    assert wire.traffic.asks == [([3, 5], [])]
+
+
+def test_messages_aside_and_sums_are_recorded_as_such(writer, tmp_path):
+    wire = Wire(writer, 1)
+    wire.aside("down", 4, told(7), "keys", 2)
+    assert wire.aside("up", 4, Answer({1: torch.ones(2)}), "keys", 2).z[1].tolist() == [1.0, 1.0]
+    wire.left(5, 2, "keys", "gone")
+    wire.summed(Answer({1: torch.full((3,), 6.0)}), "update", 2, (4, 9))
+    writer.end_round(1)
+    transcript = Transcript(tmp_path)
+    aside = list(transcript.entries())
+    assert [(e.direction, e.client, e.fn, e.ask, e.message) for e in aside] == [
+        ("down", 4, "(sum) keys", 2, "Sent"), ("up", 4, "(sum) keys", 2, "Answer"),
+    ]  # fmt: skip
+    assert wire.traffic.total("down") == (12, aside[0].bytes)
+    (total,) = transcript.sums()
+    assert (total.sender, total.receiver, total.direction, total.client) == ("sum", "server", "up", -1)
+    assert (total.bytes, total.row["frame"], total.round, total.ask, total.fn) == (0, 0, 1, 2, "update")
+    assert total.row["clients"] == [4, 9]
+    facts = total.fields["z"]
+    assert (facts.payload, facts.buffers, facts.wire, facts.role, facts.kind) == (0, 0, 0, "private", "logits")
+    assert total["z"][1].tolist() == [6.0] * 3
+    (absent,) = [row for row in transcript.events() if row["event"] == "absent"]
+    assert (absent["client"], absent["ask"], absent["fn"], absent["reason"]) == (5, 2, "(sum) keys", "gone")
+    view = transcript.view("server")
+    assert [e.client for e in view.entries(kind="logits")] == [4, 4, 9]
+    assert [e.client for e in view.entries(kind="logits", client=9)] == [9]
+    assert list(transcript.view("peer:9").entries(kind="logits")) == []
+
+
+def test_the_first_class_of_replies_is_kept_for_each_function(writer):
+    wire = Wire(writer, 1, answers=(known := {}))
+    for k, _ in wire.down({0: told(0), 1: told(0)}):
+        wire.back(Done(k, b"", answer(k)), "update", "cpu")
+    list(wire.down({0: told(0)}))
+    wire.back(Done(0, b"", encode(Answer({}))), "answer", "cpu")
+    assert known == {"update": Shared, "answer": Answer}

@@ -12,11 +12,24 @@ import torch
 from hypothesis import given, settings
 from torch import Tensor, nn
 
-from fedaudit import Down, Record, Size, State, Up, load, private, public, relay, state_of
+from fedaudit import Down, LowRank, Record, Size, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
-from fedaudit.wire.codec import decode, decode_tree, encode, encode_lazily, encode_tree, read_header
+from fedaudit.wire.codec import (
+    check_size,
+    decode,
+    decode_tree,
+    digest_of,
+    encode,
+    encode_lazily,
+    encode_tree,
+    grammar,
+    read_header,
+    stored_tensor,
+    value_of,
+)
 from fedaudit.wire.codec.grammar import STRING_LIMIT, _Decoder, _fits, _placed
 from fedaudit.wire.codec.packing import Held
+from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import size_of
 
 DTYPES = [
@@ -451,3 +464,186 @@ def test_a_message_with_one_format_that_cannot_be_held_is_made_bytes_at_once():
     held = encode_lazily(NoTensor(3), torch.device("cpu"))
     assert isinstance(held, Held)
     assert bytes(held) == encode(NoTensor(3))
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"f": "nan"}, {"t": 0}, {"q": 1, "as": "uint8"}, {"z": [2, "int8", [2]]},
+        {"m": [4, ["a"], []], "z": ["int8", {}, None]},
+        {"m": [4, ["a"], []]}, {"d": [["k", 1]]}, {"l": [1]}, {"u": [1]}, {"r": ["nobody", {}]},
+    ],
+)  # fmt: skip
+def test_a_node_with_something_more_is_none(node):
+    tensors = [
+        torch.ones(1), torch.tensor([0, 255], dtype=torch.uint8), torch.tensor([1, 2], dtype=torch.int8),
+        torch.tensor([0.5]), torch.ones(2),
+    ]  # fmt: skip
+    decoder = _Decoder(tensors)
+    decoder.plain = True
+    decoder.value(node)
+    with pytest.raises(ValueError, match="there is no such node"):
+        decoder.value({**node, "more": 1})
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        {"f": "infinity"}, {"q": 0, "as": "int9"}, {"z": [0, "zip", [1]]},
+        {"m": [0, ["a"], []], "z": ["zip", {}, None]},
+        {"t": "0"}, {"l": {}}, [1],
+    ],
+)  # fmt: skip
+def test_a_node_of_no_known_kind_is_refused(node):
+    with pytest.raises(ValueError, match="there is no such node"):
+        _Decoder([torch.ones(1)]).value(node)
+
+
+def test_values_of_every_kind_of_node():
+    """Of uint8, 0 is -1 and 255 is 1. Of two levels 1 and -2 with the scale 0.5, the values are 0.5 and -1."""
+    tensors = [torch.tensor([0, 255], dtype=torch.uint8), torch.tensor([1, -2], dtype=torch.int8), torch.tensor([0.5])]
+    decoder = _Decoder(tensors)
+    assert decoder.value({"q": 0, "as": "uint8"}).tolist() == [-1.0, 1.0]
+    assert decoder.value({"z": [1, "int8", [2]]}).tolist() == [0.5, -1.0]
+    assert decoder.value({"f": "-inf"}) == float("-inf")
+    assert decoder.value({"d": [[1, {"l": [None]}], ["b", {"u": []}]]}) == {1: [None], "b": ()}
+    with pytest.raises(ValueError, match="True is not a key"):
+        decoder.value({"d": [[True, 1]]})
+    with pytest.raises(ValueError, match=r"zip\(\) argument 2 is shorter"):
+        decoder.value({"m": [2, ["a", "b"], []]})
+    state = decoder.value({"m": [1, ["a", "b"], [1]]})
+    assert (list(state), state.buffers) == (["a", "b"], {"b"})
+
+
+def test_a_state_of_low_rank_in_half_precision_arrives_in_full():
+    """Both at once: factors, and sent as another type. Whole numbers beside them are not touched."""
+    w = torch.outer(torch.arange(1.0, 7), torch.ones(8))
+    blob = encode(HalfState(LowRank(State({"w": w, "n": torch.tensor([3])}, buffers=["n"]), 0.9)))
+    assert {row[0] for row in read_header(blob).tensors.values()} == {"F16", "I64"}
+    arrived = decode(blob, HalfState).w
+    assert (arrived["w"].dtype, arrived["n"].dtype) == (torch.float32, torch.int64)
+    assert torch.allclose(arrived["w"], w, atol=1e-2)
+    assert arrived.buffers == {"n"}
+
+
+def test_a_state_in_its_declared_precision_is_told_by_its_type():
+    state = State({"a": torch.tensor([0.1, 2.0]), "n": torch.tensor(5), "u": torch.tensor([7], dtype=torch.uint8)})
+    arrived = decode(encode(HalfState(state)), HalfState).w
+    assert [t.dtype for t in arrived.values()] == [torch.float32, torch.int64, torch.uint8]
+    assert arrived["a"].tolist() == state["a"].half().float().tolist()
+
+
+def test_pixels_at_the_limits_of_their_range():
+    """A millionth beyond 1 is rounding, more is not. One NaN among pixels is one too many."""
+    edge = torch.tensor([1 + 1e-6, -1 - 1e-6, 0.0, 1 / 127.5], dtype=torch.float64)
+    assert decode(encode(Image(edge)), Image).x.tolist() == pytest.approx([1, -1, 1 / 255, 1 / 127.5], abs=1 / 254)
+    with pytest.raises(WireError, match=r"leaves \[-1, 1\]"):
+        encode(Image(edge * 1.0000001))
+    with pytest.raises(WireError, match="no uint8 can carry"):
+        encode(Image(torch.tensor([0.5, torch.nan])))
+    assert decode(encode(Image(torch.zeros(0, 3))), Image).x.shape == (0, 3)
+    levels = read_header(blob := encode(Image(torch.tensor([-1.0, -0.5, 0.5, 1.0])))).tensors[0]
+    assert list(blob[levels[2] : levels[3]]) == [0, 64, 191, 255]
+
+
+def test_what_is_not_compressed_in_a_state_must_be_finite_too():
+    class_of_reply = HalfState  # a type of its own: nothing is compressed, and all must be finite
+    with pytest.raises(WireError, match=r"\['b'\] holds NaN"):
+        encode(class_of_reply(State({"a": torch.ones(80), "b": torch.tensor([torch.nan])})), stage_of("int8"))
+    with pytest.raises(WireError, match=r"PlainState\.w\['b'\] holds NaN"):
+        encode(PlainState(State({"a": torch.ones(80), "b": torch.tensor([torch.nan])})), stage_of("int8"))
+
+
+class PlainState(Up):
+    w: State = private("weights", via="model", unit="client")
+
+
+def test_a_header_that_claims_more_than_arrived():
+    """Its claim is one byte beyond the end, and the text without that byte would be whole."""
+    blob = encode_tree({"a": 1})
+    length = int.from_bytes(blob[:8], "little")
+    assert len(blob) == 8 + length
+    with pytest.raises(WireError, match=f"the header claims {length + 1} bytes, but {len(blob)} arrived"):
+        read_header((length + 1).to_bytes(8, "little") + blob[8:])
+    assert read_header(memoryview(blob)).tree == {"d": [["a", 1]]}
+    with pytest.raises(WireError, match=r"it has format 2, and this program reads format 1"):
+        read_header(blob.replace(b'"1:', b'"2:'))
+
+
+def test_a_tensor_ends_within_its_message():
+    whole = {"dtype": "F32", "shape": [2], "data_offsets": [4, 12]}
+    assert _placed(whole, 10, 22) == ("F32", (2,), 14, 22)
+    for wrong, length in (
+        (whole, 21),
+        ({**whole, "data_offsets": [-4, 4]}, 40),
+        ({**whole, "data_offsets": [12, 4]}, 40),
+    ):
+        with pytest.raises(ValueError, match="it cannot hold a tensor of shape"):
+            _placed(wrong, 10, length)
+
+
+def test_sizes_of_stored_tensors_are_checked_before_memory_is_asked_for():
+    check_size("F32", [1] * 64, 4)
+    check_size("I64", [(1 << 48) - 1, 0], 0)
+    for dtype, shape, size, words in (
+        ("F9", [1], 4, "no tensor type"), ("F32", [1] * 65, 4, "is not a tensor's shape"),
+        ("F32", (1,), 4, "is not a tensor's shape"), ("F32", [-1, -1], 4, "is not a tensor's shape"),
+        ("F32", [True], 4, "is not a tensor's shape"), ("F32", [1 << 48, 0], 0, "is not a tensor's shape"),
+        ("F32", [2], 4, "4 bytes are not a F32 tensor"), ("U8", [2], 3, "3 bytes are not a U8 tensor"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match=words):
+            check_size(dtype, shape, size)
+    assert stored_tensor("I16", [2, 1], bytearray(b"\x01\x00\x00\x01")).tolist() == [[1], [256]]
+    empty = stored_tensor("F64", [0, 3], bytearray())
+    assert (empty.dtype, tuple(empty.shape)) == (torch.float64, (0, 3))
+
+
+def test_a_message_at_the_limit_may_travel(monkeypatch):
+    blob = encode_tree({"a": 1})
+    monkeypatch.setattr(grammar, "BLOB_LIMIT", len(blob))
+    assert decode_tree(blob) == {"a": 1}
+    monkeypatch.setattr(grammar, "BLOB_LIMIT", len(blob) - 1)
+    with pytest.raises(WireError, match="is over the limit"):
+        decode_tree(blob)
+
+
+def test_keys_and_values_of_a_table_are_held_against_their_types():
+    assert not _fits({1: 2.0, 3: "a"}, dict[int, float])
+    assert not _fits({1: 2.0, "a": 3.0}, dict[int, float])
+    assert not _fits(3, dict[int, float])
+    assert _fits({}, dict[int, float])
+    assert not _fits((1, 2, "a"), tuple[int, ...])
+    assert not _fits([1, 2, "a"], list[int])
+    assert not _fits(("a", 1), tuple[int, int])
+
+
+def test_fields_are_read_one_by_one():
+    """Of a stored message, only the tensors of the value that is asked for are read."""
+    read = []
+
+    def tensor(i):
+        read.append(i)
+        return torch.full((2,), float(i))
+
+    node = {"r": ["nobody", {"a": {"t": 5}, "w": {"m": [2, ["x", "y"], [1]]}}]}
+    found = value_of(node, tensor, plain=True)
+    assert read == [5, 2, 3]
+    assert found["w"]["y"].tolist() == [3.0, 3.0]
+    with pytest.raises(ValueError, match="no class nobody is defined here"):
+        value_of(node, tensor)
+    with pytest.raises(ValueError, match="that message is not here"):
+        value_of({"m": [0, [], []], "z": ["int8", {}, "w"]}, tensor)
+    base = value_of({"m": [0, ["a|q", "a|s"], []], "z": ["int8", {"a": [2]}, "w"]},
+                    [torch.tensor([1, 2], dtype=torch.int8), torch.tensor([0.5])].__getitem__,
+                    base=lambda field: {"a": torch.tensor([10.0, 20.0])} if field == "w" else None)  # fmt: skip
+    assert base["a"].tolist() == [10.5, 21.0]
+
+
+def test_a_digest_tells_contents_apart_and_not_places():
+    a = {"x": torch.arange(6.0).view(2, 3), "n": float("nan")}
+    same_content = {"x": torch.arange(6.0).view(3, 2).T.contiguous().view(2, 3) * 0 + a["x"], "n": float("nan")}
+    assert digest_of(a) == digest_of(same_content)
+    assert digest_of(a) != digest_of({**a, "x": a["x"].view(3, 2)})
+    assert digest_of(a) != digest_of({**a, "x": a["x"].int()})
+    assert digest_of(a) != digest_of({**a, "n": 1.0})
+    assert digest_of(torch.tensor([torch.inf])) != digest_of(torch.tensor([torch.nan]))

@@ -24,8 +24,8 @@ from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
 from fedaudit.suite.budgets import check_budgets, parse_budgets
 from fedaudit.wire.codec import choices, decode, encode, fields_of, measure, node_of, read_header, tensors_in
-from fedaudit.wire.compression import from_parts, stage_of
-from fedaudit.wire.message import Size
+from fedaudit.wire.compression import applies, from_parts, own_names, reference, restored, squeezed, stage_of
+from fedaudit.wire.message import Declared, Size
 from fedaudit.wire.transcript import Transcript
 
 
@@ -552,3 +552,105 @@ def test_every_part_of_a_compressed_tensor_is_one_of_its_own():
     found = [tensors_in(node_of(tree, name)) for name in ("g", "e")]
     assert [len(of) for of in found] == [4, 4]
     assert found[0] | found[1] == set(range(8))
+
+
+def test_what_may_be_compressed_and_what_may_not():
+    """A kind on the list, without a type of its own, and finite."""
+    for kind in ("weights", "gradients", "layers", "embeddings", "logits", "soft_labels", "prototypes"):
+        assert applies(Declared("private", kind))
+        assert not applies(Declared("private", kind, dtype="float16"))
+        assert not applies(Declared("private", kind, finite=False))
+    for kind in ("labels", "label_counts", "count", "statistics", "synthetic_images"):
+        assert not applies(Declared("private", kind))
+    assert not applies(Declared("public"))
+    assert not applies(None)
+
+
+class Two(Down):
+    a: int
+    v: State
+    w: State
+
+
+def test_the_first_state_with_the_same_tensors_is_the_reference():
+    """Buffers need not be there. Weights and layers have one, gradients have none."""
+    state = State({"x": torch.zeros(3), "m": torch.ones(1)}, buffers=["m"])
+    fits, more = State({"x": torch.ones(3)}), State({"x": torch.full((3,), 2.0), "y": torch.ones(1)})
+    for kind in ("weights", "layers"):
+        assert reference(Declared("private", kind), state, Two(1, fits, more)) == ("v", fits)
+        name, found = reference(Declared("private", kind), state, Two(1, State({"x": torch.ones(2)}), more))
+        assert (name, found) == ("w", more)
+    weights = Declared("private", "weights")
+    assert reference(weights, state, Two(1, State({"y": torch.ones(3)}), State())) is None
+    assert reference(Declared("private", "gradients"), state, Two(1, fits, more)) is None
+    assert reference(weights, torch.ones(3), Two(1, fits, more)) is None
+    assert reference(None, state, Two(1, fits, more)) is None
+    assert reference(weights, state, None) is None
+
+
+def test_equal_magnitudes_are_taken_by_their_place(monkeypatch):
+    """Of 64 numbers of one magnitude the first are taken. A GPU sorts them so only if it is asked to."""
+    asked = {}
+    sort = torch.sort
+    monkeypatch.setattr(torch, "sort", lambda t, **kw: asked.update(kw) or sort(t, **kw))
+    t = torch.ones(64)
+    t[::2] = -1
+    values, at = stage_of("topk:0.1").parts(t)
+    assert at.tolist() == list(range(7))
+    assert values.tolist() == [-1, 1, -1, 1, -1, 1, -1]
+    assert asked == {"descending": True, "stable": True}
+
+
+def test_nothing_is_divided_by_a_scale_of_zero(monkeypatch):
+    rounded = []
+    clamp = torch.Tensor.clamp
+    monkeypatch.setattr(torch.Tensor, "clamp", lambda t, *at: rounded.append(bool(t.isfinite().all())) or clamp(t, *at))
+    stage_of("int8").parts(torch.zeros(64))
+    stage_of("int8").parts(torch.arange(64.0))
+    assert rounded == [True, True]
+
+
+def test_how_large_a_tensor_may_be_of_so_few_numbers():
+    """One number may be all that is left of 10 000, and not of one more. Of nothing, nothing is left."""
+    one = (torch.tensor([2.0]), torch.tensor([9], dtype=torch.int32))
+    assert from_parts("topk", one, [100, 100]).sum() == 2
+    with pytest.raises(ValueError, match="do not make a tensor of shape"):
+        from_parts("topk", one, [73, 137])
+    none = (torch.zeros(0), torch.zeros(0, dtype=torch.int32))
+    assert from_parts("topk", none, [0, 4]).shape == (0, 4)
+    for name, shape in (("zip", [4]), ("topk", [-1]), ("topk", [2, -1]), ("topk", [2.0]), ("topk", [True])):
+        with pytest.raises(ValueError, match="there is no compression"):
+            from_parts(name, one, shape)
+    with pytest.raises(ValueError, match="levels of shape"):
+        from_parts("int8", (torch.zeros(2, dtype=torch.int8), torch.ones(1)), [1, 2])
+
+
+def test_a_state_in_parts_and_back():
+    """w and v are compressed as changes; b is small, m a buffer, n whole numbers, and x|q only looks like a part."""
+    w, v, base = torch.arange(64.0).view(8, 8), torch.zeros(70), torch.full((8, 8), 2.0)
+    state = State({"w": w, "b": torch.ones(3), "m": torch.arange(80.0), "n": torch.arange(90), "x|q": torch.ones(2),
+                   "v": v}, buffers=["m"])  # fmt: skip
+    before = State({**state, "w": base, "v": torch.zeros(70)})
+    sent, shapes = squeezed(state, stage_of("int8"), before)
+    assert list(sent) == ["w|q", "w|s", "b", "m", "n", "x|q", "v|q", "v|s"]
+    assert shapes == {"w": [8, 8], "v": [70]}
+    assert own_names("int8", list(sent), shapes) == ["w", "b", "m", "n", "x|q", "v"]
+    back = restored("int8", sent, shapes, before)
+    assert list(back) == list(state)
+    assert torch.allclose(back["w"], w, atol=61 / 254 + 1e-5)
+    assert float(back["w"][7, 7]) == pytest.approx(63)
+    assert all(torch.equal(back[name], state[name]) for name in ("b", "m", "n", "x|q", "v"))
+    alone = restored("int8", *squeezed(state, stage_of("int8"), None), None)
+    assert torch.allclose(alone["w"], w, atol=63 / 254 + 1e-5)
+    assert torch.allclose(restored("int8", sent, shapes, None)["w"], w - 2, atol=61 / 254 + 1e-5)
+    mixed = {"w|q": sent["w|q"], "b": sent["b"], "w|s": sent["w|s"]}
+    assert list(restored("int8", mixed, shapes, None)) == ["w", "b"], "in the place of its first part"
+
+
+def test_a_known_size_and_one_that_is_only_a_bound():
+    size, known = stage_of("svd:0.5").size(Size(400, 3, 7, {(10,): 2, (70,): 1}, 90))
+    assert (size, size.header, known) == (Size(400, 3), 7, True), "vectors travel whole"
+    size, known = stage_of("svd:0.5").size(Size(800, 3, 7, {(10, 10): 1, (70,): 1}))
+    assert (size, size.header, known) == (Size(800, 3), 7, False)
+    assert stage_of(None) is None
+    assert stage_of("topk:0.25").number == 0.25

@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import nn
 
-from fedaudit import Down, Up, load, private, public, relay, state_of
+from fedaudit import Down, LowRank, Record, State, Up, load, private, public, relay, state_of
 from fedaudit.errors import ContractError, WireError
 from fedaudit.wire.codec import decode, encode
-from fedaudit.wire.message import Size, model_size, size_of
+from fedaudit.wire.message import (
+    Declared,
+    Size,
+    class_ids,
+    class_named,
+    fixed,
+    fresh,
+    live_state,
+    masked,
+    message_classes,
+    model_size,
+    size_of,
+    trained,
+)
 
 
 def net():
@@ -124,3 +139,152 @@ def test_numbers_are_finite_unless_a_field_says_else(cls):
     with pytest.raises(WireError, match="holds NaN or infinity"):
         encode(cls(torch.tensor([torch.inf])))
     assert decode(encode(Loose(torch.tensor([torch.inf]))), Loose).x.item() == torch.inf
+
+
+class Tied(nn.Module):
+    """Two names for one weight, and a layer that is not trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.still = nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 3)
+        self.b.weight = self.a.weight
+        for p in self.still.parameters():
+            p.requires_grad = False
+
+
+def test_parameters_that_are_not_trained_are_told_apart():
+    model = Tied()
+    assert fixed(model) == {"still.weight", "still.bias"}
+    assert trained(model) == {"a.weight", "a.bias", "b.weight", "b.bias"}
+    model.a.weight.requires_grad = False
+    assert fixed(model) == {"a.weight", "b.weight", "still.weight", "still.bias"}, "under both names"
+
+
+def test_weights_under_two_names_count_once():
+    """6 + 2 + 2 + 6 + 3 numbers would be counted twice for the tied weight of 4."""
+    model = Tied()
+    state = live_state(model)
+    assert state.buffers == {"b.weight"}
+    assert list(state.parameters) == ["a.weight", "a.bias", "b.bias", "still.weight", "still.bias"]
+    assert state["a.weight"].data_ptr() == model.a.weight.data_ptr()
+    assert not state["a.weight"].requires_grad
+    size = model_size(model)
+    assert (size.payload, size.buffers, size.numbers) == (4 * (4 + 2 + 2 + 6 + 3), 16, 21)
+    assert size.header == sum(70 + len(name) + 5 for name in model.state_dict())
+    assert size.tensors == {(2, 2): 1, (2,): 2, (3, 2): 1, (3,): 1}
+    half = nn.Linear(3, 2).double()
+    assert (model_size(half).payload, model_size(half).tensors) == (64, {})
+
+
+def test_a_state_without_what_is_not_trained_fits_and_one_without_more_does_not():
+    """It may lack all of these parameters, or some of them, and no other."""
+    source, target = Tied(), Tied()
+    kept = state_of(target)
+    state = state_of(source, trained)
+    assert load(target, state) is target
+    assert torch.equal(target.a.weight, source.a.weight)
+    assert torch.equal(target.still.weight, kept["still.weight"])
+    load(target, {**state, "still.bias": torch.full((3,), 5.0)})
+    assert target.still.bias.tolist() == [5.0] * 3
+    for wrong in ("a.bias", "b.bias"):
+        with pytest.raises(ContractError, match=wrong.replace(".", r"\.")):
+            load(target, {name: t for name, t in state.items() if name != wrong})
+    with pytest.raises(ContractError, match="other"):
+        load(target, {**state, "other": torch.ones(1)})
+    with pytest.raises(ContractError, match=r"still\.bias: in the state or in the part, but not in both"):
+        load(target, {**state, "still.bias": torch.ones(3)}, trained)
+
+
+def test_parts_of_a_state_keep_their_buffers():
+    state = State({"a": torch.ones(1), "b": torch.zeros(2)}, buffers=["b", "gone"])
+    assert state.buffers == {"b"}
+    assert list(state.parameters) == ["a"]
+    other = state.like({"a": torch.zeros(1), "b": torch.ones(2)})
+    assert (type(other), other.buffers, other["b"].tolist()) == (State, {"b"}, [1.0, 1.0])
+    low = LowRank(state, 0.5).like(other)
+    assert (type(low), low.energy, low.buffers) == (LowRank, 0.5, {"b"})
+    assert LowRank(state, 1).energy == 1
+
+
+def test_declarations_say_what_they_were_given():
+    full = private("logits", via="data", unit="record", depends="class", dtype="uint8", finite=False)
+    assert full.metadata["declared"] == Declared("private", "logits", "data", "record", "class", "uint8", False)
+    plain = private("logits", via="model", unit="client").metadata["declared"]
+    assert plain == Declared("private", "logits", "model", "client", None, None, True, None)
+    assert public().metadata["declared"] == Declared("public", finite=True)
+    passed = relay("logits").metadata["declared"]
+    assert passed == Declared("relay", "logits", finite=True)
+    shown = relay("logits", dtype="float16", finite=False, by="client").metadata["declared"]
+    assert shown == Declared("relay", "logits", dtype="float16", finite=False, by="client")
+    assert masked().metadata["declared"] == Declared("masked")
+    assert Declared("public").finite
+
+
+def test_a_record_that_is_no_message_declares_nothing():
+    class Kept(Record):
+        a: int
+        b: int | None
+        c: "Optional[int]"  # noqa: F821, UP037
+
+    assert Kept.declared() == {"a": None, "b": None, "c": None}
+    assert Kept.optional() == {"b", "c"}
+    one, same = Kept(1, None, None), Kept(1, None, None)
+    assert one != same, "a record is itself, whatever another one holds"
+    assert len({one, same}) == 2
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.a = 2
+    with pytest.raises(ContractError, match=r"Told\.a: only fields of Up and Down messages are declared"):
+
+        class Told(Record):
+            a: int = public()
+
+    with pytest.raises(ContractError, match=r"Sly\.__getattr__: a record must return its fields unchanged"):
+
+        class Sly(Record):
+            a: int
+
+            def __getattr__(self, name):
+                return 1
+
+    class Allowed(Down):
+        a: int = public()
+        b: int
+
+    assert Allowed.declared() == {"a": Declared("public"), "b": None}
+
+
+def test_classes_are_found_by_their_id_and_those_of_a_module_first():
+    assert class_named(Open.class_id()) is Open
+    assert class_named("no.such.Class") is None
+    assert Open.class_id() in class_ids()
+    own = [cls for cls in message_classes(Open.__module__) if cls.__module__ == Open.__module__]
+    assert Open in own
+    assert Passed in own
+    every = message_classes(Open.__module__)
+    assert every[: len(own)] == own
+    assert len(every) == len(set(every)) == len(class_ids()) > len(own)
+
+
+def test_a_copy_shares_no_memory():
+    state = State({"w": torch.ones(2), "n": torch.zeros(1)}, buffers=["n"])
+    value = {"a": [torch.ones(2), (state, 3)], 1: Open(torch.ones(1)), "none": None}
+    copied = fresh(value)
+    copied["a"][0].fill_(7)
+    copied["a"][1][0]["w"].fill_(7)
+    copied[1].x.fill_(7)
+    assert value["a"][0].tolist() == [1.0, 1.0]
+    assert state["w"].tolist() == [1.0, 1.0]
+    assert value[1].x.tolist() == [1.0]
+    assert (type(copied["a"]), type(copied["a"][1]), copied["a"][1][0].buffers) == (list, tuple, {"n"})
+    assert (copied["a"][1][1], copied["none"], type(copied[1])) == (3, None, Open)
+
+
+def test_sizes_of_states_and_records():
+    """4 bytes a number; buffers apart. Factors of rank 1 of 6 x 8 have 15 numbers."""
+    state = State({"w": torch.outer(torch.ones(6), torch.arange(8.0)), "n": torch.zeros(3)}, buffers=["n"])
+    assert size_of(state) == Size(4 * 48, 12)
+    assert size_of(LowRank(state, 0.9)) == Size(4 * 15, 12)
+    assert size_of(Open(torch.zeros(5))) == Size(20)
+    assert size_of({2: state, "ab": [True, None]}) == Size(8 + 192 + 2 + 1, 12)
+    with pytest.raises(WireError, match="A object has no size on the wire"):
+        size_of(object())

@@ -12,6 +12,7 @@ from fedaudit.errors import ContractError, WireError
 from fedaudit.privacy.trees import rebuilt
 from fedaudit.wire.codec import choices, decode, decode_tree, encode, encode_tree, fields_of, measure, read_header
 from fedaudit.wire.message import size_of
+from fedaudit.wire.svd import factorised, factors, product, recombined
 
 
 class Change(Up):
@@ -68,6 +69,58 @@ def test_what_factors_would_only_lengthen_travels_whole():
     """Rank 3 of 6 x 8 has 3 x 15 = 45 numbers of 48; rank 4 would have 60."""
     assert LowRank(State({"w": turned(1.0, 1.0, 1.0)}), 0.99).factors()[1] == {"w": [3, 6, 8]}
     assert LowRank(State({"w": turned(1.0, 1.0, 1.0, 1.0)}), 0.99).factors()[1] == {}
+
+
+def test_as_many_numbers_as_the_matrix_has_are_not_fewer():
+    """Rank 1 of 3 x 5 has 9 numbers of 15. Of 2 x 3 it has 6 of 6, and of 3 x 3 it has 7 of 9."""
+    for rows, columns, K in ((3, 5, 1), (2, 3, None), (3, 3, 1), (1, 9, None), (2, 4, 1)):
+        found = factors(torch.outer(torch.arange(1.0, rows + 1), torch.ones(columns)), 0.9)
+        assert (found and len(found[1])) == K
+        if found is not None:
+            assert [tuple(part.shape) for part in found] == [(rows, K), (K,), (K, columns)]
+
+
+def test_the_energy_is_held_when_it_is_reached_exactly():
+    """Squares 16 and 4 of 20: the first alone holds 0.8 of them."""
+    matrix = torch.zeros(8, 9)
+    matrix[0, 0], matrix[1, 1] = 4.0, 2.0
+    assert [len(factors(matrix, energy)[1]) for energy in (0.5, 0.8, 0.801, 1.0)] == [1, 1, 2, 2]
+    small = 1e-3 * matrix
+    assert len(factors(small, 0.9)[1]) == 2, "a share, whatever the whole is"
+    empty = factors(torch.zeros(4, 5), 0.5)
+    assert [tuple(part.shape) for part in empty] == [(4, 0), (0,), (0, 5)]
+    assert factors(torch.zeros(0, 5), 0.5) is None
+    tall = factors(torch.outer(torch.ones(9), torch.arange(3.0)), 0.9)
+    assert [tuple(part.shape) for part in tall] == [(9, 1), (1,), (1, 3)]
+
+
+def test_one_number_that_is_not_finite_leaves_a_matrix_whole():
+    matrix = torch.ones(6, 8)
+    matrix[2, 3] = torch.inf
+    sent, shapes = factorised({"w": matrix, "v": torch.ones(6, 8)}, 0.9)
+    assert shapes == {"v": [1, 6, 8]}
+    assert list(sent) == ["w", "v|U", "v|s", "v|V"]
+    assert sent["w"] is matrix
+
+
+def test_factors_are_put_together_by_their_names():
+    """A name that only looks like a factor's is one of its own. Rank and shape must be those that were told."""
+    U, s, V = torch.tensor([[1.0], [2.0]]), torch.tensor([3.0]), torch.tensor([[1.0, 0.0, 4.0]])
+    sent = {"x|U": torch.zeros(2), "w|U": U, "w|s": s, "w|V": V, "b": torch.ones(1)}
+    whole = recombined(sent, {"w": [1, 2, 3]})
+    assert list(whole) == ["x|U", "w", "b"]
+    assert whole["w"].tolist() == [[3.0, 0.0, 12.0], [6.0, 0.0, 24.0]]
+    assert whole["x|U"] is sent["x|U"]
+    with pytest.raises(ValueError, match="the factors of w are not of rank 2"):
+        recombined(sent, {"w": [2, 2, 3]})
+    with pytest.raises(ValueError, match="do not make a matrix of rank 1"):
+        recombined({**sent, "w|V": torch.ones(3, 3)}, {"w": [1, 2, 3]})
+    with pytest.raises(ValueError, match="the factors of w are not of rank 1"):
+        recombined({**sent, "w|s": torch.ones(2)}, {"w": [1, 2, 3]})
+    assert product(U, s, V, (2, 3, 1)).tolist() == [[[3.0], [0.0], [12.0]], [[6.0], [0.0], [24.0]]]
+    for wrong in ((V, s, V), (U, torch.ones(1, 1), V), (U, s, torch.ones(3, 1)), (U, torch.ones(2), V)):
+        with pytest.raises(ValueError, match="the factors do not make a matrix of rank"):
+            product(*wrong, (2, 3))
 
 
 def test_convolutions_and_nothing_at_all():

@@ -8,14 +8,18 @@ import time
 
 import pytest
 import torch
+import xxhash
 from outside import Peers, Sent, Shared
 
-from fedaudit import State
+from fedaudit import Down, Record, State, Up, private, public
 from fedaudit.errors import ThreatError, TranscriptError
 from fedaudit.runtime.task import Done
+from fedaudit.wire import transcript
 from fedaudit.wire.channel import Wire
 from fedaudit.wire.codec import encode, read_header
-from fedaudit.wire.transcript import BEHIND, LARGE, Transcript, TranscriptWriter
+from fedaudit.wire.compression import stage_of
+from fedaudit.wire.message import masked
+from fedaudit.wire.transcript import BEHIND, LARGE, Threat, Transcript, TranscriptWriter
 
 
 def shared(k, t=1):
@@ -244,12 +248,12 @@ def test_going_on_forgets_an_unfinished_round(tmp_path):
 
 def test_each_threat_sees_its_own_part(tmp_path):
     write(tmp_path, clients=3)
-    transcript = Transcript(tmp_path)
-    assert len(list(transcript.view("server").entries())) == 6
-    peer = transcript.view("peer:1")
+    whole = Transcript(tmp_path)
+    assert len(list(whole.view("server").entries())) == 6
+    peer = whole.view("peer:1")
     assert {e.client for e in peer.entries()} == {1}
     assert peer.kinds == {"embeddings", "labels", "weights"}
-    outsider = transcript.view("outsider")
+    outsider = whole.view("outsider")
     assert outsider.kinds == set()
     entry = next(outsider.entries())
     assert entry.bytes > 4000
@@ -258,7 +262,7 @@ def test_each_threat_sees_its_own_part(tmp_path):
         with pytest.raises(ThreatError, match="An outsider sees"):
             hidden()
     with pytest.raises(ThreatError, match="Unknown threat 'pear:1'"):
-        transcript.view("pear:1")
+        whole.view("pear:1")
 
 
 def test_no_transcript(tmp_path):
@@ -289,3 +293,406 @@ def test_the_clock_goes_on(tmp_path):
     writer = TranscriptWriter(tmp_path, keep_weights=1, clock=100.0)
     assert writer.clock() >= 100
     writer.close()
+
+
+class Hidden(Up):
+    v: torch.Tensor = masked()
+    p: torch.Tensor = public()
+
+
+class Part(Record):
+    n: int
+
+
+class Holder(Down):
+    part: Part
+    w: State
+
+
+class Squeezed(Up):
+    w: State = private("weights", via="model", unit="client")
+
+
+def opened(folder, **changes):
+    writer = TranscriptWriter(folder, **{"keep_weights": 2, **changes})
+    writer.begin_round(1)
+    return writer, Wire(writer, 1)
+
+
+def rows_of(folder):
+    return [json.loads(line.partition(" ")[2]) for line in (folder / "index.jsonl").read_text().splitlines()]
+
+
+def put_rows(folder, rows):
+    texts = [json.dumps(row, separators=(",", ":"), sort_keys=True).encode() for row in rows]
+    lines = [xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n" for text in texts]
+    (folder / "index.jsonl").write_bytes(b"".join(lines))
+
+
+class Write:
+    """A write that is under way until somebody waits for it."""
+
+    def __init__(self, name, waited, done=False):
+        self.name, self.waited, self.is_done = name, waited, done
+
+    def done(self):
+        return self.is_done
+
+    def result(self):
+        self.waited.append(self.name)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "done", "size", "waited"),
+    [
+        ((40, 50), (), 10, ""), ((40, 50), (), 11, "a"), ((40, 50), (), 60, "ab"), ((1, 1, 1), (), 0, "a"),
+        ((1, 1), (), 0, ""), ((40, 50), ("a",), 0, "a"), ((40, 50), ("b",), 0, ""), ((200,), (), 1, "a"),
+        ((), (), 9, ""),
+    ],
+)  # fmt: skip
+def test_a_write_waits_until_there_is_room(tmp_path, monkeypatch, sizes, done, size, waited):
+    """At most three wait, with at most 100 bytes together."""
+    monkeypatch.setattr(transcript, "BEHIND", 3)
+    monkeypatch.setattr(transcript, "ROOM", 100)
+    writer, _ = opened(tmp_path)
+    seen = []
+    writer._pending.extend((Write(name, seen, name in done), n) for name, n in zip("abc", sizes, strict=False))
+    writer._make_room(size)
+    assert "".join(seen) == waited
+    assert len(writer._pending) == len(sizes) - len(waited)
+    writer._pending.clear()
+    writer.close()
+
+
+def test_a_message_is_written_behind_from_the_limit_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(transcript, "LARGE", 100)
+    writer, _ = opened(tmp_path)
+    by = []
+    writer._in_order(lambda: by.append(threading.current_thread() is threading.main_thread()), 99)
+    writer._in_order(lambda: by.append(threading.current_thread() is threading.main_thread()), 100)
+    writer.settle()
+    assert by == [True, False]
+    writer.close()
+
+
+def test_a_folder_is_made_and_links_are_not_written_through(tmp_path):
+    folder = tmp_path / "a" / "b"
+    writer, wire = opened(folder)
+    kept = tmp_path / "kept"
+    kept.write_bytes(b"mine")
+    (folder / "000001.weights.pack").symlink_to(kept)
+    for k, _ in wire.down({0: Sent(State({"w": torch.ones(3)}))}):
+        wire.back(Done(k, error="gone"), "update", "cpu")
+    writer.end_round(1)
+    writer.close()
+    assert kept.read_bytes() == b"mine"
+    assert (folder / "000001.weights.pack").stat().st_size == 12
+    index = tmp_path / "other"
+    index.mkdir()
+    (index / "index.jsonl").symlink_to(kept)
+    with pytest.raises(TranscriptError, match="is a symbolic link"):
+        TranscriptWriter(index, keep_weights=1)
+
+
+def test_going_on_removes_packs_of_later_rounds_and_nothing_else(tmp_path):
+    offsets = write(tmp_path, rounds=3)
+    for name in ("000003.other.pack", "x.weights.pack", "000009.weights.pack.txt"):
+        (tmp_path / name).write_bytes(b"1")
+    (tmp_path / "000007.weights.pack").symlink_to(tmp_path / "000001.weights.pack")
+    (tmp_path / "000008.content.pack").mkdir()
+    writer = TranscriptWriter(tmp_path, keep_weights=10, offset=offsets[1], last_round=2, seq=40, clock=5.0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted([
+        "000001.content.pack", "000001.weights.pack", "000002.content.pack", "000002.weights.pack",
+        "000003.other.pack", "000007.weights.pack", "000008.content.pack", "000009.weights.pack.txt", "index.jsonl",
+        "x.weights.pack",
+    ])  # fmt: skip
+    writer.event(event="here", round=3)
+    writer.close()
+    last = rows_of(tmp_path)[-1]
+    assert (last["seq"], last["event"], last["type"]) == (40, "here", "event")
+    assert 5.0 <= last["at"] < 60.0
+    assert (tmp_path / "index.jsonl").stat().st_size > offsets[1]
+
+
+def test_old_packs_that_are_not_there_are_no_error(tmp_path):
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    for t in (1, 2, 3):
+        writer.begin_round(t)
+        writer.end_round(t)
+    writer.close()
+    assert [(row["event"], row["round"], row["seq"]) for row in rows_of(tmp_path)] == [
+        ("round", 1, 0), ("round", 2, 1), ("round", 3, 2),
+    ]  # fmt: skip
+    line = (tmp_path / "index.jsonl").read_text().splitlines()[0].partition(" ")[2]
+    assert line == json.dumps(json.loads(line), separators=(",", ":"), sort_keys=True)
+
+
+def test_masked_vectors_are_stored_with_the_states_and_so_is_their_message(tmp_path):
+    """One masked field is enough: the whole message is dropped as soon as states are."""
+    writer, wire = opened(tmp_path)
+    list(wire.down({0: Sent(State())}))
+    wire.back(Done(0, b"", encode(Hidden(torch.ones(3), torch.zeros(2)))), "sum", "cpu")
+    writer.end_round(1)
+    writer.close()
+    entry = list(Transcript(tmp_path).entries())[-1]
+    assert [row[2] for row in entry.row["tensors"]] == ["weights", "weights"]
+    assert entry.kept("v")
+    (tmp_path / "000001.weights.pack").unlink()
+    assert (entry.kept("v"), entry.kept("p"), entry.kept("nothing")) == (False, True, True)
+    with pytest.raises(TranscriptError, match="its model states were not kept"):
+        entry["v"]
+
+
+def test_a_broadcast_is_stored_with_its_first_copy(tmp_path, monkeypatch):
+    """The same message to a second client is not looked at again; a reply in between changes nothing."""
+    stored = []
+    store = TranscriptWriter._store
+
+    def counted(self, data, pack, *known):
+        stored.append((pack, len(data)))
+        return store(self, data, pack, *known)
+
+    monkeypatch.setattr(TranscriptWriter, "_store", counted)
+    writer, wire = opened(tmp_path)
+    message = Sent(State({"w": torch.ones(3), "v": torch.ones(2)}))
+    for k, _ in wire.down(dict.fromkeys((0, 1, 2), message)):
+        wire.back(Done(k, b"", encode(shared(k))) if k == 1 else Done(k, error="gone"), "update", "cpu")
+    for k, _ in wire.down({0: Sent(State({"w": torch.zeros(4)}))}):
+        wire.back(Done(k, error="gone"), "update", "cpu")
+    writer.end_round(1)
+    writer.close()
+    assert stored == [
+        ("weights", 12),
+        ("weights", 8),
+        ("content", 48),
+        ("content", 32),
+        ("weights", 20),
+        ("weights", 16),
+    ]
+    down = [e for e in Transcript(tmp_path).entries() if e.direction == "down"]
+    assert [e["w"]["w"].tolist() for e in down] == [[1.0] * 3] * 3 + [[0.0] * 4]
+
+
+def test_a_change_is_read_with_the_message_that_it_answers(tmp_path):
+    """Two clients with messages of their own: what the index gives is what the server got."""
+    writer, wire = opened(tmp_path)
+    sent = {k: Sent(State({"b": torch.full((2,), float(k)), "w": torch.full((8, 8), 10.0 * k)})) for k in (1, 2)}
+    got = {}
+    for k, _ in wire.down(sent):
+        change = torch.zeros(8, 8)
+        change[k, k] = 1.0
+        reply = Squeezed(State({"b": torch.ones(2), "w": sent[k].w["w"] + change}))
+        blob = encode(reply, stage_of("topk:0.1"), sent[k])
+        got[k] = wire.back(Done(k, b"", blob), "update", "cpu")
+    writer.end_round(1)
+    writer.close()
+    for entry in Transcript(tmp_path).entries():
+        k = entry.client
+        if entry.direction == "down":
+            assert "base" not in entry.row
+            assert len(entry.row["tensors"]) == 2
+            continue
+        assert entry.row["base"] == {"w": {"m": [3, ["b", "w"], []]}}
+        assert len(entry.row["tensors"]) == 5, "b, values and places, and the two of the message"
+        assert float(entry["w"]["w"][k, k]) == 10 * k + 1
+        assert float(entry["w"]["w"][0, 0]) == 10 * k
+        assert torch.equal(entry["w"]["w"], got[k].w["w"])
+        assert entry.record().w["b"].tolist() == [1.0, 1.0]
+        assert entry.state_shapes("w") == {"b": (2,), "w": (8, 8)}
+        assert entry.fields["w"].whole == 4 * 64 + 8
+
+
+def test_a_record_within_a_message_is_plain_by_field_and_itself_as_a_whole(tmp_path):
+    writer, wire = opened(tmp_path)
+    for k, _ in wire.down({4: Holder(Part(7), State({"w": torch.zeros(2, 5)}))}):
+        wire.back(Done(k, error="gone"), "update", "cpu")
+    writer.end_round(1)
+    writer.close()
+    (entry,) = Transcript(tmp_path).entries()
+    assert entry["part"] == {"n": 7}
+    assert type(entry.record()) is Holder
+    assert entry.record().part.n == 7
+    assert entry.class_id == Holder.class_id()
+    assert (entry.seq, entry.round, entry.client, entry.ask, entry.fn) == (0, 1, 4, 0, "update")
+    assert (entry.sender, entry.receiver, entry.message) == ("server", "client 4", "Holder")
+    assert entry.digest == read_header(encode(entry.record())).digest
+    assert entry.kinds() == set()
+    assert entry.state_shapes("w") == {"w": (2, 5)}
+    assert entry.state_shapes("part") is None
+    assert entry.kept("part")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {2: "other"}, {3: -1}, {3: 0.0}, {3: True}, {4: -4}, {0: "F9"}, {1: [3, 1]}, {1: "x"}, {4: "12"},
+    ],
+)  # fmt: skip
+def test_a_tensors_row_that_is_damaged_is_told(tmp_path, change):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    for at, value in change.items():
+        rows[0]["tensors"][0][at] = value
+    put_rows(tmp_path, rows)
+    entry = next(Transcript(tmp_path).entries())
+    with pytest.raises(TranscriptError, match=r"row 0: its tensor 0 is damaged"):
+        entry["w"]
+
+
+def test_a_pack_that_ends_within_a_tensor_is_told(tmp_path):
+    """It may end with the tensor, and not a byte before."""
+    write(tmp_path, clients=1)
+    pack = tmp_path / "000001.weights.pack"
+    whole = pack.read_bytes()
+    last = list(Transcript(tmp_path).entries())[-1]
+    assert last["w"]["w"].shape == (5,)
+    pack.write_bytes(whole[:-1])
+    with pytest.raises(TranscriptError, match=f"is cut off: it does not reach byte {len(whole)}"):
+        last["w"]
+    pack.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    with pytest.raises(TranscriptError, match="is damaged at byte 4000: the checksum does not match"):
+        last["w"]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seq", "0"), ("seq", True), ("seq", 0.5), ("at", "x"), ("at", True), ("from", 3), ("client", None),
+        ("tree", []), ("bytes", 1.5), ("fields", []), ("tensors", {}), ("digest", 0), ("ask", "0"), ("type", 3),
+        ("fields", {"w": 3}), ("fields", {"w": {"kind": 3}}), ("tree", {"r": ["a"]}), ("fields", {"other": 3}),
+    ],
+)  # fmt: skip
+def test_a_row_that_is_not_one_is_refused(tmp_path, key, value):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    rows[0][key] = value
+    put_rows(tmp_path, rows)
+    with pytest.raises(TranscriptError, match="line 1 is not a row of a transcript"):
+        list(Transcript(tmp_path).rows())
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"w": {}, "v": 3}, "its fields are not tables"), ({"v": {}, "w": 3}, "its fields are not tables"),
+        ({"w": {"kind": "weights"}, "v": {"kind": 3}}, "a kind is not a text"),
+        ({"w": {"kind": 3}, "v": {}}, "a kind is not a text"),
+    ],
+)  # fmt: skip
+def test_one_field_that_is_not_a_table_is_one_too_many(tmp_path, fields, words):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    rows[0]["fields"] = fields
+    put_rows(tmp_path, rows)
+    with pytest.raises(TranscriptError, match=words):
+        list(Transcript(tmp_path).rows())
+
+
+def test_a_row_may_have_whole_seconds_and_an_event_little_else(tmp_path):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    rows[0]["at"] = 3
+    rows[0]["fields"]["w"]["kind"] = None
+    rows.append({"type": "event"})
+    put_rows(tmp_path, rows)
+    assert list(Transcript(tmp_path).rows()) == rows
+    del rows[0]["digest"]
+    put_rows(tmp_path, rows)
+    with pytest.raises(TranscriptError, match="KeyError 'digest'"):
+        list(Transcript(tmp_path).rows())
+
+
+def test_fields_that_are_damaged_are_told(tmp_path):
+    write(tmp_path)
+    rows = rows_of(tmp_path)
+    rows[0]["fields"]["w"]["nobody"] = 1
+    put_rows(tmp_path, rows)
+    with pytest.raises(TranscriptError, match="row 0: its fields are damaged"):
+        next(Transcript(tmp_path).entries()).fields  # noqa: B018
+
+
+def test_the_digest_of_the_first_rounds(tmp_path):
+    """Messages in order, chained by rounds. The event of round 0 ends nothing, and a sum is no message."""
+    write(tmp_path, rounds=2)
+    rows = rows_of(tmp_path)
+    chain = [""]
+    for t in (1, 2):
+        said = [
+            f"{r['direction']} {r['client']} {r['digest']}" for r in rows if r["type"] == "message" and r["round"] == t
+        ]
+        assert len(said) == 4
+        chain.append(xxhash.xxh3_128_hexdigest((chain[-1] + "".join(said)).encode()))
+    rows.insert(2, {"type": "event", "event": "round", "round": 0})
+    rows.insert(1, {**rows[0], "type": "sum"})
+    rows.insert(1, {"type": "event", "event": "absent", "round": 1})
+    put_rows(tmp_path, rows)
+    found = Transcript(tmp_path)
+    assert [found.digest(t) for t in (1, 2, 3)] == [chain[1], chain[2], chain[2]]
+    assert len(list(found.entries())) == 8
+    assert len(list(found.sums())) == 1
+    assert [row["event"] for row in found.events()] == ["absent", "round", "round", "round"]
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "peer"),
+    [("server", "server", None), ("active-server", "active-server", None), ("outsider", "outsider", None),
+     ("peer:0", "peer", 0), ("peer:999999999", "peer", 999999999)],
+)  # fmt: skip
+def test_threats_by_name(text, name, peer):
+    threat = Threat.parse(text)
+    assert (threat.name, threat.peer, str(threat)) == (name, peer, text)
+
+
+@pytest.mark.parametrize("text", ["peer", "peer:", "peer:-1", "peer:1234567890", "peer:²", "pear:1", "Server", ""])
+def test_threats_that_are_none(text):
+    with pytest.raises(ThreatError, match="Unknown threat"):
+        Threat.parse(text)
+
+
+def test_entries_of_a_view_by_direction_kind_client_and_round(tmp_path):
+    """Two rounds of two clients; a sum of both stands for their masked replies of round 2."""
+    write(tmp_path, rounds=2)
+    rows = rows_of(tmp_path)
+    up = next(row for row in rows if row.get("direction") == "up" and row["round"] == 2)
+    rows.append({**up, "type": "sum", "client": -1, "clients": [0, 1], "seq": 99,
+                 "fields": {"e": {"kind": "logits", "role": "private"}}})  # fmt: skip
+    put_rows(tmp_path, rows)
+
+    def found(view, **wanted):
+        return [(e.round, e.direction, e.client) for e in view.entries(**wanted)]
+
+    server, peer, outsider = (Transcript(tmp_path).view(text) for text in ("server", "peer:1", "outsider"))
+    every = [(t, d, k) for t in (1, 2) for k in (0, 1) for d in ("down", "up")]
+    assert found(server) == every
+    assert found(server, direction="up") == [row for row in every if row[1] == "up"]
+    assert found(server, direction="down", t=2) == [(2, "down", 0), (2, "down", 1)]
+    assert found(server, client=1, t=1) == [(1, "down", 1), (1, "up", 1)]
+    assert found(server, client=7) == []
+    assert found(server, kind="embeddings", client=0) == [(1, "up", 0), (2, "up", 0)]
+    assert found(server, kind="logits") == [(2, "up", 0), (2, "up", 1)]
+    assert found(server, kind="logits", client=1) == [(2, "up", 1)]
+    assert found(server, kind="logits", t=1) == found(server, kind="logits", direction="down") == []
+    assert server.kinds == {"embeddings", "labels", "weights", "logits"}
+    assert found(Transcript(tmp_path).view("active-server"), kind="logits", client=0) == [(2, "up", 0)]
+    assert found(peer) == [row for row in every if row[2] == 1]
+    assert found(peer, kind="logits") == []
+    assert peer.kinds == {"embeddings", "labels", "weights"}
+    assert found(outsider) == every
+    assert found(outsider, kind="embeddings") == []
+    assert found(outsider, client=0, direction="up") == [(1, "up", 0), (2, "up", 0)]
+    assert [(e.seq, e.bytes, e.sender) for e in outsider.entries(t=1)] == [
+        (e.seq, e.bytes, e.sender) for e in server.entries(t=1)
+    ]
+
+
+def test_a_new_transcript_begins_with_nothing(tmp_path, monkeypatch):
+    """Packs that an unfinished run left are removed, also those of its first round."""
+    (tmp_path / "000001.weights.pack").write_bytes(b"old")
+    monkeypatch.setattr(transcript.time, "time", lambda: 1000.0)
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    assert not list(tmp_path.glob("*.pack"))
+    assert (writer.clock(), writer.seq, writer._t) == (0.0, 0, 0)
+    monkeypatch.setattr(transcript.time, "time", lambda: 1002.00006)
+    assert writer.clock() == 2.0001
+    writer.close()
+    assert (tmp_path / "index.jsonl").stat().st_size == 0

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from scipy.stats import hypergeom
 
@@ -83,3 +85,66 @@ def test_each_of_the_three_risks_is_held_down(share, binds):
 def test_where_no_degree_is_enough_everybody_is_a_neighbour():
     assert graph.degree(100, 1.0) == 99
     assert graph.degree(2, 0.6) == 1
+
+
+@pytest.mark.parametrize(("share", "members", "most"), [(0.07, 100, 7), (0.55, 20, 11), (0.6, 6, 4), (0.5, 3, 2)])
+def test_a_share_of_a_neighbourhood_is_rounded_up_and_not_by_floating_point(share, members, most):
+    """0.07 x 100 and 0.55 x 20 are a little more than 7 and 11 in floating point."""
+    assert graph.needed(share, members) == most
+
+
+@pytest.mark.parametrize("limits", [(8, 12, 6), (12, 6, 8), (6, 8, 12), (2, 2, 2)])
+def test_the_degree_is_the_first_at_which_all_three_risks_are_held(limits, monkeypatch):
+    """131 clients: 14 collude, 27 drop out. Each risk is one client's, times all, and may be the limit itself."""
+    import scipy.stats
+
+    told, lost, alone = limits
+    asked = set()
+
+    def sf(above, population, bad, k):
+        t = max(2, math.ceil(0.6 * (k + 1) - 1e-9))
+        name, least, at = {14: ("told", told, t - 1), 27: ("lost", lost, k - t), 41: ("alone", alone, k - 1)}[bad]
+        assert (population, above) == (130, at)
+        asked.add(name)
+        if k < least:
+            return 2.0**-30  # one client's; that of all is more than any limit
+        return 2.0 ** -(30 if name == "lost" else 40) / 131
+
+    monkeypatch.setattr(scipy.stats, "hypergeom", SimpleNamespace(sf=sf))
+    assert graph.degree.__wrapped__(131, 0.6, 0.2) == max(limits)
+    assert asked == {"told", "lost", "alone"}
+
+
+def test_a_limit_is_held_when_it_is_met_exactly(monkeypatch):
+    """128 clients: 128 x 2^-47 is 2^-40 to the last bit."""
+    import scipy.stats
+
+    risk = {13: 2.0**-47, 26: 2.0**-37, 39: 2.0**-47}
+    monkeypatch.setattr(scipy.stats, "hypergeom", SimpleNamespace(sf=lambda above, population, bad, k: risk[bad]))
+    assert graph.degree.__wrapped__(128, 0.6, 0.2) == 2
+    for bad in risk:
+        held = risk[bad]
+        risk[bad] = held * 1.001
+        assert graph.degree.__wrapped__(128, 0.6, 0.2) == 127
+        risk[bad] = held
+
+
+def test_fewer_than_all_may_drop_out_but_no_less_than_a_tenth():
+    assert graph.degree(205, 0.6, 0.01) == graph.degree(205, 0.6, 0.1) == graph.degree(205, 0.6)
+    assert graph.degree(205, 0.6, 0.2) > graph.degree(205, 0.6)
+
+
+def test_two_clients_are_each_others_neighbours():
+    assert graph.neighbours([9, 4], 1, 3) == {4: (9,), 9: (4,)}
+
+
+@pytest.mark.parametrize(("n", "k"), [(7, 2), (7, 4), (8, 6), (9, 8)])
+def test_neighbours_are_the_nearest_on_a_circle(n, k):
+    """Taken out of the circle, the order of a client's neighbours is found again: each is k / 2 steps away at most."""
+    ids = [3 * i + 2 for i in range(n)]
+    near = graph.neighbours(ids, k, 11)
+    order = [ids[i] for i in np.random.default_rng(11).permutation(n)]
+    for place, u in enumerate(order):
+        steps = {v: min((order.index(v) - place) % n, (place - order.index(v)) % n) for v in ids if v != u}
+        assert near[u] == tuple(sorted(v for v, far in steps.items() if far <= k // 2))
+        assert len(near[u]) == k

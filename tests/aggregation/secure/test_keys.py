@@ -7,7 +7,8 @@ import pytest
 
 pytest.importorskip("cryptography")
 
-from fedaudit.aggregation.secure.keys import KeyPair, add_mask, derived, opened, seal
+from fedaudit.aggregation.secure import keys
+from fedaudit.aggregation.secure.keys import KeyPair, add_mask, derived, opened, seal, stream
 from fedaudit.errors import RunError
 
 
@@ -43,3 +44,27 @@ def test_a_sealed_text_opens_for_its_sender_only():
     assert opened(key, 3, seal(key, 3, b"share")) == b"share"
     with pytest.raises(RunError, match="client 4"):
         opened(key, 4, seal(key, 3, b"share"))
+
+
+def test_without_the_library_it_is_said(monkeypatch):
+    keys.check_installed()
+    monkeypatch.setattr(keys, "HKDF", None)
+    with pytest.raises(RunError, match="needs the library `cryptography`"):
+        keys.check_installed()
+
+
+@pytest.mark.parametrize("words", [1, 32_767, 32_768, 32_769])
+def test_a_mask_is_its_stream_word_by_word(words):
+    """Around the length of a chunk, 32 768 words."""
+    wanted = np.frombuffer(stream(bytes(32), 4 * words), "<u4")
+    vector = np.full(words, 5, np.uint32)
+    add_mask(vector, bytes(32), 1)
+    assert np.array_equal(vector, wanted + np.uint32(5))
+    add_mask(vector, bytes(32), -1)
+    assert (vector == 5).all()
+
+
+def test_derived_keys_have_the_size_that_is_asked_for():
+    assert len(derived(bytes(32), "x")) == 32
+    assert len(derived(bytes(32), "x", 48)) == 48
+    assert derived(bytes(32), "x") != derived(bytes(32), "y")

@@ -11,8 +11,10 @@ from scipy import stats
 pytest.importorskip("cryptography")
 
 from fedaudit.aggregation.secure import graph
-from fedaudit.aggregation.secure.protocol import Member, Revealed, total
+from fedaudit.aggregation.secure.keys import add_mask
+from fedaudit.aggregation.secure.protocol import SEALED, Member, Revealed, total
 from fedaudit.aggregation.secure.ring import Part, Ring
+from fedaudit.aggregation.secure.shamir import PRIME, joined
 from fedaudit.errors import RunError
 
 SHARE = 0.6
@@ -237,3 +239,84 @@ def test_the_sum_is_flower_s():
     assert np.abs(ours - exact).max() <= ring.error(5, 5)
     assert np.abs(flower_mean - exact).max() <= 2 * clip / levels
     assert np.abs(ours - flower_mean).max() <= 2 * clip / levels + ring.error(5, 5)
+
+
+# --- secrets and shares ---------------------------------------------------------------------------------------------
+
+
+def drawn_bytes(of: bytes, purpose: str, size: int) -> bytes:
+    """HKDF with SHA-256, then AES-256 in counter mode, by the library alone."""
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+    key = HKDF(algorithm=hashes.SHA256(), length=32, salt=None, info=f"fedaudit/{purpose}".encode()).derive(of)
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor().update(bytes(size))
+
+
+@pytest.mark.parametrize("purpose", ["own", "key"])
+def test_the_coefficients_of_shares_fill_the_field(purpose):
+    """With a coefficient of zero, one share alone would be the secret."""
+    who = Member(3, secret(3))
+    stream = drawn_bytes(secret(3), f"{purpose} coefficients", 192)
+    found = who._coefficients(purpose, 4)
+    assert found == [int.from_bytes(stream[i : i + 64], "little") % PRIME for i in (0, 64, 128)]
+    assert all(c >> 200 for c in found)
+    assert who._coefficients(purpose, 1) == []
+
+
+def test_shares_are_made_anew_for_other_neighbours_and_kept_for_the_same():
+    who = Member(3, secret(3))
+    own, keys = who._shares([5, 1], 2)
+    assert set(own) == set(keys) == {2, 4, 6}, "each at the point of its client, its own among them"
+    assert who._shares([1, 5], 2)[0] is own
+    more, _ = who._shares([5, 1, 7], 2)
+    assert set(more) == {2, 4, 6, 8}
+    other, _ = who._shares([5, 1], 3)
+    assert other != own
+    assert joined({x: own[x] for x in (2, 6)}, 2) == joined(other, 3) == who._own
+    assert joined({x: keys[x] for x in (4, 6)}, 2) == who._mask.private
+    assert own != keys
+
+
+def test_two_clients_share_with_each_other_and_a_roster_with_oneself_is_refused():
+    a, b = Member(0, secret(0)), Member(1, secret(1))
+    sealed = a.share({1: b.advertise()}, SHARE)
+    assert list(sealed) == [1]
+    assert len(sealed[1]) == SEALED == 2 * 33 + 16
+    for roster in ({}, {0: a.advertise()}, {0: a.advertise(), 1: b.advertise()}):
+        with pytest.raises(RunError, match="without neighbours, or with itself"):
+            a.share(roster, SHARE)
+    found, ids, _ = summed(drawn(2))
+    assert ids == [0, 1]
+    assert np.array_equal(found, plain(drawn(2), ids))
+
+
+def test_of_a_neighbour_that_sealed_nothing_nothing_is_given():
+    who, roster, sealed = member()
+    del sealed[4]
+    given = who.unmask(roster, sealed, [0, 1, 2, 4], [3], SHARE)
+    assert (set(given.own), set(given.keys)) == ({0, 1, 2}, {3})
+    with pytest.raises(RunError, match="2 clients around client 0 stayed, the threshold is 3"):
+        who.unmask(roster, sealed, [0, 1], [], SHARE)
+    assert len(who.unmask(roster, sealed, [0, 1, 2], [], SHARE).own) == 3, "as many as the threshold are enough"
+
+
+def test_a_mask_is_the_own_one_and_those_of_pairs_with_opposite_signs():
+    """Client 1 adds the mask that it shares with client 2, and subtracts the one that it shares with client 0."""
+    members = {k: Member(k, secret(k)) for k in range(3)}
+    keys = {k: m.advertise() for k, m in members.items()}
+    zeros = np.zeros(5, np.uint32)
+    own = {k: m.mask(zeros, {}) for k, m in members.items()}
+    with_two = members[1].mask(zeros, {2: keys[2]}) - own[1]
+    with_none = members[1].mask(zeros, {0: keys[0]}) - own[1]
+    assert np.array_equal(members[1].mask(zeros, {0: keys[0], 2: keys[2]}), own[1] + with_two + with_none)
+    assert np.array_equal(members[2].mask(zeros, {1: keys[1]}) - own[2], -with_two)
+    assert np.array_equal(members[0].mask(zeros, {1: keys[1]}) - own[0], -with_none)
+    pair = members[1]._mask.agree(keys[2].mask, "mask")
+    stream = np.zeros(5, np.uint32)
+    add_mask(stream, pair, 1)
+    assert np.array_equal(with_two, stream), "the smaller number adds"
+    given = np.arange(5, dtype=np.uint32)
+    members[0].mask(given, {1: keys[1]})
+    assert given.tolist() == [0, 1, 2, 3, 4], "the vector itself stays"

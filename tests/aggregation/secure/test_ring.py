@@ -68,3 +68,30 @@ def test_one_number_that_is_not_finite_among_others_is_refused(at):
     vector[at] = np.nan
     with pytest.raises(RunError, match="NaN or infinity"):
         Ring((Part(4, 1.0),), 2).encoded([vector])
+
+
+def test_how_many_clients_a_ring_can_sum():
+    """From one to (2^31 - 1) / 256, whatever a bound is."""
+    assert Ring((Part(1, 1.0),), 1).levels == 2**31 - 1
+    most = (2**31 - 1) // 256
+    assert Ring((Part(1, 1.0),), most).levels == 256
+    for clients in (0, most + 1):
+        with pytest.raises(RunError, match=f"cannot sum {clients} clients"):
+            Ring((Part(1, 1.0),), clients)
+
+
+def test_steps_lengths_and_errors_by_hand():
+    """levels 2147483 for 1000 clients: steps of 0.001 and 0.002. Ten clients move a mean by 10 steps over twice 4."""
+    ring = Ring((Part(2, 2147.483), Part(3, 4294.966)), 1000)
+    assert ring.steps() == pytest.approx([0.001, 0.002])
+    assert ring.length == 5
+    assert ring.error(10, 4.0) == pytest.approx(10 * 0.001 / 8)
+    assert ring.error(1, 1.0) == pytest.approx(0.0005)
+    words, clipped = ring.encoded([np.array([[0.003], [-0.001]]), np.array([0.0, 0.004, 5000.0])])
+    assert words.tolist() == [3, 2**32 - 1, 0, 2, 2147483]
+    assert clipped == 1
+    first, second = ring.decoded(words)
+    assert first == pytest.approx([0.003, -0.001])
+    assert second == pytest.approx([0.0, 0.004, 4294.966])
+    edge, none = ring.encoded([np.array([2147.483, -2147.483]), np.zeros(3)])
+    assert (edge[:2].tolist(), none) == ([2147483, 2**32 - 2147483], 0), "the bound itself is not cut off"
