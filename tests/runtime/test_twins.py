@@ -78,6 +78,10 @@ def test_as_large_a_share_of_those_that_come_later_has_one(tmp_path):
     assert few._chosen == {0, 9, 8}
     few.choose([8, 7], [7])
     assert few._chosen == {0, 9, 8}, "one of them has a twin"
+    quarter = made(tmp_path, "1")
+    quarter.choose([0, 1, 3, 6], [0, 1, 3, 6])
+    quarter.choose([9, 2], [9, 2])  # 2 has 4/16, which is outside of the first quarter
+    assert quarter._chosen == {0, 9}
 
 
 @pytest.mark.parametrize(("of", "policies"), [("off", ["logits"]), ("0", ["logits"]), ("3", [])])
