@@ -413,3 +413,21 @@ def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
     Store(tmp_path).head()
     found = {path.name for path in tmp_path.iterdir()}
     assert found == {*stays, "server.77", "server.78", "HEAD.json", "server.1", "client-000000.1.0"}
+
+
+def test_all_that_a_round_wrote_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 1 was asked in the round before: its state is there already."""
+    synced: list[str] = []
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}))
+    store.put_client(1, 1, 0, state({"a": large(1)}))
+    store.commit(1, b"first", {})
+    (part,) = parts(tmp_path)
+    assert synced == ["server.1", part, "client-000000.1.0", "client-000001.1.0", ".HEAD.json.tmp"]
+    synced.clear()
+    store.put_client(0, 2, 1, state({"a": large(1)}))
+    store.commit(2, b"second", {})
+    assert synced == ["server.2", "client-000000.2.1", ".HEAD.json.tmp"]
