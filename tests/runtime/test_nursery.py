@@ -186,8 +186,8 @@ def test_a_fork_takes_over_its_parents_process(monkeypatch):
         (["updates:eps=1", "training"], "all", True, True),
     ],
 )
-def test_which_runs_have_twins(privacy, twins, has, needed, monkeypatch, _twins_where_asked_for):
-    monkeypatch.setattr(nursery, "has_twins", _twins_where_asked_for)
+@pytest.mark.usefixtures("started")
+def test_which_runs_have_twins(privacy, twins, has, needed):
     assert nursery.has_twins(privacy, twins) is has
     assert nursery.is_needed(privacy, twins) is needed
 

@@ -284,3 +284,46 @@ def test_folders_are_checked_in_their_order_with_their_progress(monkeypatch, tmp
     (tmp_path / "a" / "transcript" / "x").write_bytes(b"12345")
     (tmp_path / "a" / "transcript" / "y").write_bytes(b"67")
     assert many._size(tmp_path / "a") == 7
+
+
+@pytest.mark.parametrize(("jobs", "workers"), [(2, 2), (9, 3)])
+def test_the_largest_folder_is_checked_first_and_each_is_found_in_its_place(jobs, workers, monkeypatch, tmp_path):
+    made, told = [], []
+
+    class Answer:
+        def __init__(self, *of):
+            self.result = lambda: of
+
+    class Pool:
+        def __init__(self, *of):
+            made.append(of)
+            self.asked = []
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *of):
+            pass
+
+        def submit(self, fn, folder, how):
+            self.asked.append(folder.name)
+            made.append(folder.name)
+            return Answer(fn, folder.name, how)
+
+        def shutdown(self, cancel_futures):
+            made.append(("shut down", cancel_futures))
+
+    folders = [tmp_path / name for name in ("small", "large", "middle")]
+    for folder, size in zip(folders, (1, 9, 5), strict=True):
+        (folder / "transcript").mkdir(parents=True)
+        (folder / "transcript" / "x").write_bytes(b"0" * size)
+    monkeypatch.setattr(many, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(many, "as_completed", lambda waiting: sorted(waiting, key=lambda one: -waiting[one]))
+    found = many.verify_all(folders, jobs=jobs, trust=True, watch=lambda *of: told.append(of), seed=4)
+    assert found == [(many._verified, folder.name, {"seed": 4}) for folder in folders]
+    (count, context, begin, trusted), *rest = made
+    assert (count, begin, trusted) == (workers, many.registry.trust, (True,))
+    assert context.get_start_method() == "spawn"
+    assert rest == ["large", "middle", "small", ("shut down", True)]
+    assert told == [(0, 3, "starting"), (1, 3, "middle"), (2, 3, "large"), (3, 3, "small")]
+    assert many.verify_all.__kwdefaults__ == {"jobs": 1, "trust": False, "watch": None}
