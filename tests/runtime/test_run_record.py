@@ -266,6 +266,7 @@ def test_a_later_audit_of_the_same_claim_replaces_the_earlier(tmp_path):
 )  # fmt: skip
 def test_what_a_record_does_not_say_is_as_before_it_could(cls, defaults):
     fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+    assert run_record.curve_of([]) == []
     assert {name: field.get_default(call_default_factory=True) for name, field in fields.items()} == defaults
 
 

@@ -342,6 +342,7 @@ def test_what_a_client_did_with_its_records_may_tell(part: str) -> None:
 def test_a_task_of_which_nothing_else_is_said() -> None:
     """It is its client's first attempt, and nobody tests a declaration by it."""
     task = Task("{}", "f", 1, 2, 0, None, b"")
+    assert run_task(dataclasses.replace(task, drop=True)).error == "dropped out"
     assert (task.attempt, task.drop, task.watch, task.here, task.followed) == (0, False, False, False, False)
     assert (task.swap, task.replay, task.noise, task.terms) == (None, None, b"", None)
     assert dataclasses.asdict(Done(4)) == {
