@@ -430,6 +430,9 @@ def test_of_tensors_that_a_model_lacks_and_has_too_many_the_first_is_named(monke
 
 def test_tasks_done_again_are_counted_from_nothing():
     assert _Outcome() == _Outcome(done=0, exact=0, largest=0.0, unreadable=0, wrong=0, reasons=[])
+    here = made(other_machine="")
+    rerun._report(here, _Outcome(), 0, 9, 5)
+    assert here.found.list == [], "nothing was chosen, and nothing is told"
 
 
 @pytest.mark.parametrize(
