@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Augment, State, Up, private, run, sgd
+from fedaudit import Augment, State, Up, ce, private, run, sgd
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism_outputs import OF_TASK, Outputs, Recorder, gated
 from fedaudit.privacy.noise_key import NoiseKey
-from fedaudit.privacy.policy import parse_policy
+from fedaudit.privacy.policy import Policy, parse_policy
 from fedaudit.runtime import party
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.party import Client, Cohort, Party, Server, check_buffers, digest_of_all
@@ -479,3 +479,104 @@ def test_all_that_a_private_training_is_told_is_described():
     assert [key for key, value in party.described(model, loss, 7, base).items() if value != plain[key]] == ["start"]
     model.bias.requires_grad_(False)
     assert party.described(model, loss, 7, base)["parameters"] != plain["parameters"]
+
+
+@pytest.fixture
+def privately(monkeypatch):
+    """A client that trains privately: `train` is called with each training, and `made` is what its steps cost."""
+
+    def client(train, made=None, **policy):
+        terms = {"noise_multiplier": 1.0} if "epsilon" not in policy else {}
+        here, _ = by_hand(policies={"training": Policy(sensitivity="clip:1.0", **terms, **policy)})
+        here.said = []
+        here._provenance = SimpleNamespace(
+            before_fit=lambda model: here.said.append(("before", model)),
+            after_fit=lambda model: here.said.append(("after", model)),
+        )
+        monkeypatch.setattr(party, "Progress", lambda: SimpleNamespace(entry=lambda: made))
+        monkeypatch.setattr(Client, "_train", lambda self, job: train(job))
+        return here
+
+    return client
+
+
+ROWS = torch.zeros(7, 2), torch.zeros(7)
+OPTIONS = {"opt": sgd(0.1), "batch": 3, "epochs": 1, "steps": None, "given": None, "augment": None}
+
+
+@pytest.mark.parametrize(("policy", "planned"), [({}, 9), ({"releases": 4}, 4)])
+def test_a_private_training_is_billed_and_counted(policy, planned, privately):
+    jobs = []
+    client = privately(lambda job: jobs.append(job) or ("fitted", f"entry {len(jobs)}"), **policy)
+    for n in (1, 2):
+        assert client._fit_private(client.model, ce, ROWS, None, True, OPTIONS) == "fitted"
+        assert client.entries == [f"entry {i}" for i in range(1, n + 1)]
+        assert (client.private_fits, client.spent, client.plain_fits) == (n, {"training": n}, 0)
+    assert client.said == [("before", client.model), ("after", client.model)] * 2
+    first = jobs[0]
+    assert (first.job.model, first.job.rows, first.job.options) == (client.model, ROWS, OPTIONS)
+    assert (first.policy, first.fits) == (client._site.policies["training"], planned)
+    states = [g.get_state().numpy().tobytes() for job in jobs for g in (job.job.rng, job.noise)]
+    assert len(set(states)) == 4, "samples and noise of each training are its own"
+
+
+@pytest.mark.parametrize("made", [None, "an entry"])
+def test_steps_of_a_private_training_that_fails_are_paid_for(made, privately):
+    def fails(job):
+        raise ValueError("it broke")
+
+    client = privately(fails, made)
+    with pytest.raises(ValueError, match="it broke"):
+        client._fit_private(client.model, ce, ROWS, None, True, OPTIONS)
+    assert client.entries == ([] if made is None else ["an entry"])
+    assert (client.private_fits, client.said) == (0, [("before", client.model)])
+    with pytest.raises(ValueError, match="it broke"):
+        client._fit_on_records(client.model, ce, ROWS, None, True, OPTIONS, ())
+    assert [getattr(entry, "field", entry) for entry in client.entries][-1] == "training (failure)"
+    assert client.fitting, "a failure in there may be due to the records"
+
+
+def test_what_dp_sgd_cannot_account_for_is_refused(privately):
+    client = privately(lambda job: ("fitted", "entry"))
+    with pytest.raises(PrivacyError, match="stops training by looking at its records"):
+        client._fit_private(client.model, ce, ROWS, lambda f, x, y: True, True, OPTIONS)
+    with pytest.raises(NotApplicable, match="does not separate over records"):
+        client._fit_private(client.model, ce, ROWS, None, False, OPTIONS)
+    assert (client.spent, client.entries) == ({}, [])
+    for more in ({"turns": "turns"}, {"norms": "running"}):
+        with pytest.raises(NotApplicable, match="without turns or frozen batch norms"):
+            client.fit(ce, opt=sgd(0.1), batch=3, epochs=1, **more)
+
+
+@pytest.mark.parametrize(("policy", "most"), [({"epsilon": 1.0, "releases": 2}, 2), ({}, None)])
+def test_an_epsilon_for_so_many_trainings_is_for_no_more(policy, most, privately):
+    client = privately(lambda job: ("fitted", "entry"), **policy)
+    for _ in range(2):
+        client._fit_private(client.model, ce, ROWS, None, True, OPTIONS)
+    if most is None:
+        client.spent["training"] = 50
+        assert client._fit_private(client.model, ce, ROWS, None, True, OPTIONS) == "fitted"
+    else:
+        with pytest.raises(PrivacyError, match="planned 2 trainings of client 4, and this is number 3"):
+            client._fit_private(client.model, ce, ROWS, None, True, OPTIONS)
+
+
+def test_what_is_beside_a_private_training_sees_one_record_at_a_time(privately):
+    """And a model that keeps something of its rows is refused."""
+    jobs = []
+    client = privately(lambda job: jobs.append(job) or ("fitted", "entry"))
+
+    def fixed(x):
+        return x.sum(1) + len(x)
+
+    assert client._fit_on_records(client.model, ce, ROWS, None, True, OPTIONS, [fixed]) == "fitted"
+    assert jobs[0].job.rows[2].tolist() == [1.0] * 7
+    assert not client.fitting
+    kept = []
+
+    def keeps(x):
+        kept.append(1)
+        return x.sum(1)
+
+    with pytest.raises(ContractError, match="keeps something of the rows"):
+        client._fit_on_records(client.model, ce, ROWS, None, True, OPTIONS, [keeps])
