@@ -396,7 +396,9 @@ class Client(Party):
                 "client.optimise cannot be made private: DP-SGD bounds what single records do to a loss that fit "
                 "reduces, and this one is free-form. Run this method without privacy.training."
             )
-        after = super().optimise(params, closure, steps=steps, opt=opt, moments=moments, repeats=repeats, before=before)
+        after = super().optimise(
+            params, closure, steps=steps, opt=opt, moments=moments, repeats=repeats, before=before, kept=kept
+        )
         self.brought = True
         self.plain_fits += 1
         self.private_fits += 1

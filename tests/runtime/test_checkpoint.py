@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from fedaudit import State, registry, run
+from fedaudit.errors import RunError
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.engines.serial import SerialEngine
@@ -270,3 +272,162 @@ def test_how_much_of_a_device_states_may_take(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(total_memory=48 << 30))
     assert checkpoint.room_for_states(torch.device("cuda")) == 3 << 30, "a sixteenth"
     assert checkpoint.room_for_states(torch.device("cpu")) == 16 << 20
+
+
+def test_which_tensors_are_files_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors of 36, 40 and 44 bytes, of which 40 are large; the model is never one. They lie in any order."""
+    monkeypatch.setattr(checkpoint, "LARGE", 40)
+    memory = {"a": torch.arange(9.0), "b": [torch.arange(10.0), torch.arange(11.0)], "c": {"d": torch.arange(10.0) + 1}}
+    blob = state(memory)
+    found = checkpoint._remembered(blob)
+    assert sorted(end - begin for _, begin, end in found) == [40, 40, 44]
+    assert [begin for _, begin, _ in found] == sorted(begin for _, begin, _ in found)
+    contents = {bytes(blob[begin:end]) for _, begin, end in found}
+    assert contents == {t.numpy().tobytes() for t in (*memory["b"], memory["c"]["d"])}
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, blob)
+    store.settle()
+    assert len(parts(tmp_path)) == 3
+    assert whole(store, 0) == blob
+    assert (tmp_path / "client-000000.1.0").stat().st_size < len(blob) + 400
+
+
+def written(pieces: str, rest: bytes = b"") -> bytes:
+    """A state that refers to files, by hand."""
+    return checkpoint._PARTS + len(pieces).to_bytes(8, "little") + pieces.encode() + rest
+
+
+def test_references_to_files_are_read_as_they_were_written() -> None:
+    part = f"part-{'0a' * 16}"
+    pieces = [[0, 0, part], [7, 40, part]]
+    assert checkpoint._split(written(json.dumps(pieces), b"its own")) == (pieces, b"its own")
+    for wrong in (
+        [[-1, 4, part]],
+        [[4, -1, part]],
+        [[1.0, 4, part]],
+        [[1, True, part]],
+        [[1, 4, "../x"]],
+        [[1, 4]],
+        [3],
+    ):
+        with pytest.raises(RunError, match="damaged"):
+            checkpoint._split(written(json.dumps(wrong)))
+    with pytest.raises(RunError, match="damaged"):
+        checkpoint._split(written("no JSON"))
+    own = checkpoint._without(b"0123456789", [[2, 3, part], [1, 2, part]])
+    assert own == b"01" + b"5" + b"89"
+
+
+HEAD = {"round": 2, "server": "server.2", "clients": {"3": "client-000003.2.0"}, "transcript": 5, "seq": 0,
+        "attempt": 0, "clock": 1.5}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": -1}, {"round": 1.0}, {"round": True}, {"transcript": -1}, {"seq": "1"}, {"attempt": -1},
+        {"clock": "x"}, {"server": "server"}, {"server": 3}, {"clients": []}, {"clients": {"3": "../client"}},
+        {"clients": {"3": None}}, {"clients": {"x": "client-000003.2.0"}},
+    ],
+)  # fmt: skip
+def test_a_head_names_its_own_files_and_whole_numbers(change: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "HEAD.json"
+    path.write_text(json.dumps(HEAD))
+    store = Store(tmp_path)
+    assert store.peek() == HEAD
+    assert store.clients == {3: "client-000003.2.0"}
+    path.write_text(json.dumps(HEAD | change))
+    with pytest.raises(RunError, match="is damaged"):
+        store.peek()
+    path.write_text("[]")
+    with pytest.raises(RunError, match="is damaged"):
+        store.peek()
+    path.write_text(json.dumps({key: HEAD[key] for key in ("round", "server", "clients")}))
+    assert store.peek() is not None, "the first version wrote less"
+
+
+def test_facts_that_are_json_already_are_not_written_as_texts() -> None:
+    text = checkpoint._json_of({"round": 1, "record": checkpoint.Json('{"a": 2}'), "note": "b"})
+    assert text == '{"round": 1, "record": {"a": 2}, "note": "b"}'
+
+
+def test_facts_of_the_last_round_can_be_changed(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}))
+    store.commit(1, b"server", {"attempt": 0, "said": "a"})
+    store.amend(attempt=3)
+    again = Store(tmp_path)
+    assert again.peek() == {
+        "round": 1, "server": "server.1", "clients": {"0": "client-000000.1.0"}, "attempt": 3, "said": "a",
+    }  # fmt: skip
+    assert again.server("server.1") == b"server"
+    again.amend(said="b")
+    assert (again.peek() or {})["attempt"] == 3
+    with pytest.raises(RunError, match=r"misses server\.9"):
+        again.server("server.9")
+    assert Store(tmp_path / "none").peek() is None
+    assert Store(tmp_path / "none").client(0) is None
+
+
+def test_what_waits_for_the_disk_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At most so many files, and together so many bytes; one alone may have more."""
+    store = Store(tmp_path)
+    monkeypatch.setattr(checkpoint, "ROOM", 100)
+    monkeypatch.setattr(checkpoint, "BEHIND", 3)
+    assert store._has_room(100)
+    assert not store._has_room(101)
+    store._pending = {"a": SimpleNamespace(size=40), "b": SimpleNamespace(size=20)}  # type: ignore[dict-item]
+    assert store._has_room(40)
+    assert not store._has_room(41)
+    store._pending["c"] = SimpleNamespace(size=0)  # type: ignore[assignment]
+    assert not store._has_room(0)
+    store._pending = {}
+    store.put_client(0, 1, 0, state({}))
+    store.settle()
+    assert whole(store, 0) == state({})
+
+
+def test_links_are_not_followed_and_folders_are_made(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"kept")
+    (tmp_path / ".x.tmp").symlink_to(tmp_path / "outside")
+    checkpoint.write_atomic(tmp_path / "x", [b"a", b"", b"bc"])
+    assert (tmp_path / "x").read_bytes() == b"abc"
+    assert (tmp_path / "outside").read_bytes() == b"kept"
+    assert not (tmp_path / ".x.tmp").exists()
+    checkpoint.write_atomic(tmp_path / "new" / "folder" / "y", b"d")
+    assert (tmp_path / "new" / "folder" / "y").read_bytes() == b"d"
+    (tmp_path / ".z.tmp").mkdir()
+    with pytest.raises(IsADirectoryError):
+        checkpoint.write_atomic(tmp_path / "z", b"")
+
+
+def test_files_of_others_are_left_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}))
+    store.commit(1, b"first", {})
+    stays = ["notes.txt", "client-3.1.0", "server.1.bak", "part-xyz"]
+    for name in (*stays, "client-000009.1.0", "server.0", f"part-{'0' * 32}"):
+        (tmp_path / name).touch()
+    (tmp_path / "server.77").symlink_to(tmp_path / "notes.txt")
+    (tmp_path / "server.78").mkdir()
+    Store(tmp_path).head()
+    found = {path.name for path in tmp_path.iterdir()}
+    assert found == {*stays, "server.77", "server.78", "HEAD.json", "server.1", "client-000000.1.0"}
+
+
+def test_all_that_a_round_wrote_is_on_the_disk_before_it_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Client 1 was asked in the round before: its state is there already."""
+    synced: list[str] = []
+    monkeypatch.setattr(checkpoint.os, "fsync", lambda fd: synced.append(Path(f"/proc/self/fd/{fd}").readlink().name))
+    store = Store(tmp_path)
+    store.put_client(0, 1, 0, state({}))
+    store.put_client(1, 1, 0, state({"a": large(1)}))
+    store.commit(1, b"first", {})
+    (part,) = parts(tmp_path)
+    assert synced == ["server.1", part, "client-000000.1.0", "client-000001.1.0", ".HEAD.json.tmp"]
+    synced.clear()
+    store.put_client(0, 2, 1, state({"a": large(1)}))
+    store.commit(2, b"second", {})
+    assert synced == ["server.2", "client-000000.2.1", ".HEAD.json.tmp"]

@@ -8,8 +8,12 @@ from types import SimpleNamespace
 
 import pytest
 import reported
+import torch
+from safetensors import safe_open
 
+from fedaudit import State
 from fedaudit.errors import RunError
+from fedaudit.runtime import folder
 from fedaudit.runtime.folder import (
     MARKER,
     claim,
@@ -22,7 +26,11 @@ from fedaudit.runtime.folder import (
     rounding,
     setting_key,
 )
+from fedaudit.runtime.task import ClientState
 from fedaudit.setting import EXECUTION, ROUNDING, Setting
+from fedaudit.shape import Shape
+from fedaudit.training.models import build
+from fedaudit.wire.codec import encode
 
 
 def key(**values):
@@ -173,3 +181,98 @@ def test_the_key_is_a_digest_of_what_a_setting_computes():
 
     assert setting_key(plain) == by_hand(plain, *usual, "compress")
     assert setting_key(compressed) == by_hand(compressed, *usual)
+
+
+SETTING = json.dumps({"method": "fedavg", "dataset": "digits", "partition": "iid"})
+
+
+@pytest.mark.parametrize(
+    ("runs", "audit", "ours"),
+    [
+        ({"a": SETTING, "b": SETTING}, None, True),
+        ({"a": SETTING, "b": "{}"}, None, False),
+        ({"a": SETTING, "b": None}, None, False),
+        ({}, None, False),
+        ({"a": None}, '{"cells": []}', True),
+        ({"a": SETTING}, '{"cells": 3}', False),
+        ({"a": SETTING}, "{}", False),
+        ({"a": SETTING}, "no JSON", False),
+        ({"a": "[]"}, None, False),
+    ],
+)
+def test_an_audit_of_the_first_version_has_runs_of_ours_alone(runs, audit, ours, tmp_path):
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "a note").touch()
+    for name, text in runs.items():
+        (tmp_path / "runs" / name).mkdir()
+        if text is not None:
+            (tmp_path / "runs" / name / "setting.json").write_text(text)
+    if audit is not None:
+        (tmp_path / "audit.json").write_text(audit)
+    assert folder._left_by_first_version(tmp_path, "audit") is ours
+
+
+@pytest.mark.parametrize("gone", ["method", "dataset", "partition", None])
+def test_a_setting_of_the_first_version_names_three_things(gone, tmp_path):
+    plain = {key: value for key, value in json.loads(SETTING).items() if key != gone}
+    (tmp_path / "setting.json").write_text(json.dumps(plain | {"seed": 3}))
+    assert folder._left_by_first_version(tmp_path, "run") is (gone is None)
+
+
+def test_another_writer_waits_as_long_as_it_was_told(tmp_path, monkeypatch):
+    """The clock goes on by its sleep alone: at the deadline itself it gives up."""
+    now, slept = [100.0], []
+
+    def sleep(seconds):
+        slept.append(seconds)
+        now[0] += 0.5
+
+    monkeypatch.setattr(folder.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(folder.time, "sleep", sleep)
+    with locked(tmp_path, "audit") as number:
+        assert (tmp_path / MARKER).read_text() == "fedaudit audit 1\n"
+        assert isinstance(number, int)
+        with pytest.raises(RunError, match="Another audit is at work in"), locked(tmp_path, "audit", patience=1.0):
+            pass
+    assert slept == [0.05, 0.05]
+
+
+@pytest.mark.parametrize(("status", "rounds"), [("done", [1, 4]), ("running", [1]), ("done", [])])
+def test_the_transcript_of_a_finished_run_is_checked_to_its_last_round(status, rounds, monkeypatch, tmp_path):
+    monkeypatch.setattr(folder, "check_contents", lambda *of: of)
+    monkeypatch.setattr(folder, "kept_rounds", lambda record: "kept")
+    rows = [SimpleNamespace(round=t) for t in rounds]
+    record = SimpleNamespace(status=status, rounds=rows, transcript_digest="d")
+    found = folder.check_transcript(tmp_path, record)
+    assert found == ((tmp_path / "transcript", 4, "kept", "d") if status == "done" and rounds else None)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "aggregate", "read"),
+    [({}, "plain", False), ({"logits": {}}, "plain", True), ({}, "secure", True), ({"logits": {}}, "secure", True)],
+)
+def test_noise_and_masks_have_a_secret(privacy, aggregate, read, monkeypatch, tmp_path):
+    monkeypatch.setattr(folder, "read_secret", lambda path: path)
+    record = SimpleNamespace(setting=SimpleNamespace(privacy=privacy, aggregate=aggregate))
+    found = folder.RunFolder.secret.fget(SimpleNamespace(record=record, folder=tmp_path))
+    assert found == (tmp_path / folder.KEY_FILE if read else b"")
+
+
+def test_a_state_is_that_of_the_last_whole_round(tmp_path):
+    store = folder.Store(tmp_path / "checkpoint")
+    state = encode(ClientState(State({"w": torch.ones(3)}), {}, 0, {}))
+    store.put_client(2, 1, 0, state)
+    store.commit(1, b"", {})
+    here = SimpleNamespace(folder=tmp_path)
+    assert folder.RunFolder.client_state(here, 2) == state
+    assert folder.RunFolder.client_state(here, 0) is None
+
+
+def test_a_saved_model_says_its_architecture(tmp_path):
+    made = build("mlp", shape=Shape((1, 8, 8)), classes=3)
+    assert folder.save_model(tmp_path / "m.safetensors", made) == "m.safetensors"
+    with safe_open(tmp_path / "m.safetensors", "pt") as file:
+        assert file.metadata()["arch"] == "mlp"
+        assert {name: list(file.get_tensor(name).shape) for name in file.keys()} == {  # noqa: SIM118 (it is no dict)
+            name: list(t.shape) for name, t in made.state_dict().items()
+        }

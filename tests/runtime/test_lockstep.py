@@ -347,3 +347,12 @@ def test_what_was_not_done_together_is_done_alone() -> None:
     assert Turn.wait_joining(turn, descent) is None, "a result may be None"
     assert (turn.descent, turn.joint) == (descent, descent)
     assert turn.devices == [torch.device("cuda", 1), torch.device("cpu")] * 2
+
+
+def test_a_turn_that_has_not_begun_has_waited_for_nothing() -> None:
+    turn = Turn(lambda: None, Globals(torch.device("cpu")))
+    assert (turn.jobs, turn.descent, turn.joint, turn.result, turn.error) == ((), None, None, None, None)
+    assert (turn.done, turn.refuse, turn.alone, turn.waited_s, turn.seed) == (False, None, [], 0.0, None)
+    assert turn.among == ()
+    take_turns([turn])
+    assert turn.done

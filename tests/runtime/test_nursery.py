@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,3 +172,128 @@ def test_a_fork_takes_over_its_parents_process(monkeypatch):
         os._exit(0 if nursery._nurseries[os.getpid()] == ("the parent's", "its folder") else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     nursery._nurseries.clear()
+
+
+@pytest.mark.parametrize(
+    ("privacy", "twins", "has", "needed"),
+    [
+        ([], "auto", False, False),
+        (["logits:eps=1"], "auto", True, True),
+        (["logits:eps=1"], "off", False, False),
+        (["logits:eps=1"], "0", False, False),
+        (["logits:eps=1"], "2", True, True),
+        (["updates:eps=1"], "all", True, False),
+        (["updates:eps=1", "training"], "all", True, True),
+    ],
+)
+@pytest.mark.usefixtures("started")
+def test_which_runs_have_twins(privacy, twins, has, needed):
+    assert nursery.has_twins(privacy, twins) is has
+    assert nursery.is_needed(privacy, twins) is needed
+
+
+def made(word=b"", served=0, peek=b"x"):
+    """A nursery by hand, whose process says `word`, and which served so many parties."""
+    here = object.__new__(nursery.Nursery)
+    calls = []
+
+    def recv(size, flags=0):
+        if flags:
+            if isinstance(peek, Exception):
+                raise peek
+            return peek
+        calls.append("heard")
+        return word
+
+    here._control = SimpleNamespace(recv=recv, close=lambda: calls.append("closed"))
+    here._process = SimpleNamespace(kill=lambda: calls.append("killed"), wait=lambda *of: calls.append(("waited", *of)))
+    here._method, here._word, here._served = "fedavg", b"", served
+    return here, calls
+
+
+@pytest.mark.parametrize(
+    ("word", "served", "peek", "spent"),
+    [
+        (b"f", 3, BlockingIOError(), False),
+        (b"o", 0, BlockingIOError(), False),
+        (b"o", 1, BlockingIOError(), True),
+        (b"f", 0, b"", True),
+        (b"f", 0, OSError(), True),
+        (b"f", 0, b"f", False),
+    ],
+)
+def test_a_nursery_that_serves_no_more(word, served, peek, spent):
+    here, _ = made(word, served, peek)
+    here._word = word
+    assert here.spent is spent
+
+
+def test_a_process_that_is_closed_while_it_imports_is_killed():
+    here, calls = made(b"f")
+    here.close()
+    assert calls == ["closed", "killed", ("waited", 10)]
+    here, calls = made(b"f")
+    here.wait()
+    here.wait()
+    here.close()
+    assert calls == ["heard", "closed", ("waited", 10)], "it is heard once"
+    here, calls = made(b"e")
+    with pytest.raises(RunError, match="fedavg cannot be imported"):
+        here.wait()
+    assert calls == ["heard", "closed", ("waited", 10)]
+
+    def wait(*of):
+        calls.append(("waited", *of))
+        if of:
+            raise subprocess.TimeoutExpired("it", 10)
+
+    here, calls = made(b"f")
+    here._word, here._process.wait = b"f", wait
+    here.close()
+    assert calls == ["closed", ("waited", 10), "killed", ("waited",)]
+
+
+def test_a_fork_is_waited_for_as_long_as_it_was_told(monkeypatch):
+    """It ends at the third look, with code 3."""
+    now, looks = [0.0], []
+    monkeypatch.setattr(nursery.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(nursery.time, "sleep", lambda seconds: now.__setitem__(0, now[0] + 1.0))
+
+    def waitpid(pid, how):
+        looks.append((pid, how))
+        return (pid, 3 << 8) if len(looks) == 3 else (0, 0)
+
+    monkeypatch.setattr(nursery.os, "waitpid", waitpid)
+    monkeypatch.setattr(nursery.os, "kill", lambda *of: looks.append(of))
+    fork = nursery._Fork(77)
+    with pytest.raises(subprocess.TimeoutExpired):
+        fork.wait(0.5)
+    assert len(looks) == 2
+    fork.wait(0.5)
+    assert (fork.returncode, looks) == (3, [(77, os.WNOHANG)] * 3)
+    fork.wait()
+    fork.kill()
+    assert len(looks) == 3, "it is gone"
+
+    def of_another(pid, how):
+        raise ChildProcessError
+
+    monkeypatch.setattr(nursery.os, "waitpid", of_another)
+    other = nursery._Fork(78)
+    other.wait()
+    assert other.returncode is None
+    other.kill()
+    assert looks[-1] == (78, nursery.signal.SIGKILL)
+
+
+def test_the_variables_of_a_partys_process(monkeypatch, tmp_path):
+    kept = next(iter(sorted(nursery.ENVIRONMENT)))
+    monkeypatch.setattr(nursery.os, "environ", {kept: "a", "OMP_X": "b", "SECRET": "c", "HOME": "d"})
+    monkeypatch.setattr(nursery, "COMPUTING", ("OMP_",))
+    monkeypatch.setattr(nursery.sys, "path", [str(tmp_path), "", str(tmp_path)])
+    found = nursery._environment(tmp_path / "home")
+    assert (found["OMP_X"], found["HOME"], found["TMPDIR"]) == ("b", str(tmp_path / "home"), str(tmp_path / "home"))
+    assert found["PYTHONDONTWRITEBYTECODE"] == "1"
+    assert "SECRET" not in found
+    assert found["PYTHONPATH"].split(os.pathsep) == [str(tmp_path), os.getcwd()]
+    assert kept in found

@@ -12,8 +12,10 @@ from fedaudit.privacy.noise_key import FILE, SIZE, write_secret
 from fedaudit.privacy.policy import Policy
 from fedaudit.runtime import run_opening
 from fedaudit.runtime.run_opening import _secret, data_facts, model_facts
+from fedaudit.runtime.run_record import TwinFacts
 from fedaudit.runtime.world import World
 from fedaudit.setting import Setting
+from fedaudit.wire.message import Size
 
 
 @pytest.fixture
@@ -42,6 +44,27 @@ def test_persons_are_counted_at_each_client_and_over_clients(world, monkeypatch)
     assert facts.persons == [2, 2, 1]
     assert facts.most_of_person == 3
     assert facts.most_clients == 3
+
+
+@pytest.mark.parametrize(
+    ("policies", "people", "copies"),
+    [({}, False, 1), ({"logits": Policy(epsilon=1.0)}, False, 6), ({"logits": Policy(epsilon=1.0)}, True, 1)],
+)
+def test_copies_are_counted_where_a_guarantee_is_for_records(policies, people, copies, world, monkeypatch):
+    monkeypatch.setattr(world, "policies", policies)
+    monkeypatch.setattr(world, "copies", lambda: 6)
+    if people:
+        monkeypatch.setattr(world, "people", lambda k: torch.tensor([k]))
+    facts = data_facts(world)
+    assert facts.copies == copies
+    assert (facts.shape, facts.tokens, facts.class_names) == ([1, 8, 8], 0, list(world.federation.dataset.class_names))
+    assert len(facts.digest) > 8
+
+
+def test_people_of_clients_without_records_are_none(world, monkeypatch):
+    monkeypatch.setattr(world, "people", lambda k: torch.zeros(0).long())
+    facts = data_facts(world)
+    assert (facts.persons, facts.most_of_person, facts.most_clients) == ([0, 0, 0], 1, 1)
 
 
 def test_a_client_without_records_has_no_person(world, monkeypatch):
@@ -268,3 +291,55 @@ def test_a_policy_is_held_against_the_first_and_the_last_rounds(rounds, looked, 
     assert closed == [1]
     world.policies = {}
     run_opening.check_applicable(run)
+
+
+@pytest.mark.parametrize(
+    ("declared", "words"),
+    [
+        (None, "what the method sends, which it does not declare"),
+        ({("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, "up to 1.50 kB a round"),
+    ],
+)
+def test_how_much_a_round_adds_to_the_transcript(declared, words, monkeypatch):
+    asked = []
+    monkeypatch.setattr(run_opening, "participants_of", lambda setting, t: f"of round {t}")
+    method = SimpleNamespace(traffic=lambda plan: declared)
+    world = SimpleNamespace(plan=lambda t, who: asked.append((t, who)))
+    run = SimpleNamespace(method=method, world=world, setting=Setting.make())
+    assert run_opening._expected_size(run) == words
+    assert asked == [(1, "of round 1")]
+
+
+@pytest.mark.parametrize("refuse_idle", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_records_that_a_method_cannot_take(refuse_idle, begun, monkeypatch):
+    """In a suite a new run keeps that as its result."""
+    saved = []
+    record = SimpleNamespace(save=saved.append)
+    monkeypatch.setattr(run_opening, "_new_record", lambda run: record)
+    run = SimpleNamespace(
+        world=SimpleNamespace(misfit=lambda: "it takes images"), refuse_idle=refuse_idle, folder="FOLDER",
+        store=SimpleNamespace(head=lambda: {} if begun else None), record=None,
+    )  # fmt: skip
+    with pytest.raises(NotApplicable, match=r"it takes images\."):
+        run_opening.check_records(run)
+    assert saved == (["FOLDER"] if refuse_idle and not begun else [])
+    run.world.misfit = lambda: ""
+    run_opening.check_records(run)
+
+
+@pytest.mark.parametrize(
+    ("policies", "before"), [({}, None), ({"logits": 1}, None), ({"logits": 1}, TwinFacts(tasks=7))]
+)
+def test_twins_are_noted_where_something_is_promised(policies, before, monkeypatch, tmp_path):
+    monkeypatch.setattr(run_opening, "_secret", lambda run: b"secret")
+    monkeypatch.setattr(run_opening, "Twins", lambda *of: of)
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies=policies), record=SimpleNamespace(twins=before), folder=tmp_path, twin_sets=4,
+        setting=SimpleNamespace(twins="all"),
+    )  # fmt: skip
+    run_opening._begin_twins(run)
+    world, folder, secret, facts, sets = run.twins
+    assert (world, folder, secret, sets) == (run.world, tmp_path, b"secret", 4)
+    assert (facts.wanted, facts.tasks) == (("off", 7) if before else ("all", 0) if policies else ("off", 0))
+    assert run.record.twins is (facts if policies else None)

@@ -238,3 +238,124 @@ def test_a_later_audit_of_the_same_claim_replaces_the_earlier(tmp_path):
     assert run_record.audit_seconds(folder, "another transcript") == {}
     run_record.save_audits(folder, "another transcript", [audit()], 2.0)
     assert run_record.audit_seconds(folder, "another transcript") == {"residuals": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("cls", "defaults"),
+    [
+        (run_record.FieldTraffic, {"payload": 0, "buffers": 0, "wire": 0}),
+        (run_record.SumRecord, {"secure": False} | dict.fromkeys(
+            ("advertised", "shared", "helped", "neighbours", "threshold", "bound", "error", "cut_off", "clip", "sigma",
+             "where", "within"))),
+        (RoundRecord, {"absent": [], "redone": 0, "utility": None, "sums": [], "diagnostics": {}, "seeds": None,
+                       "share_s": None}),
+        (CurvePoint, dict.fromkeys(("accuracy", "low", "high", "clients_mean", "clients_std"))),
+        (EpsilonAudit, dict.fromkeys(("ceiling", "finds", "seeks", "tells_at", "guesses"))),
+        (Declarations, {"tested_source": None, "fedaudit": None, "settings": {}, "twin_sets": 0}),
+        (TwinFacts, {"wanted": "off", "clients": [], "tasks": 0, "held": 0, "lost": 0, "differences": [],
+                     "wall_s": 0.0}),
+        (run_record.DataFacts, {"tokens": 0, "persons": [], "most_of_person": 1, "most_clients": 1, "copies": 1,
+                                "digest": None}),
+        (run_record.RunRecord, {
+            "schema_version": 1, "status": "running", "traffic_declared": True, "peak_rss_bytes": 0,
+            "peak_gpu_bytes": 0, "transcript_digest": "", "result": run_record.Result(),
+            **dict.fromkeys(("finished", "harness", "declarations", "twins", "code")),
+            **{name: [] for name in ("rounds", "curve", "traffic", "releases", "ledger", "timings", "published",
+                                     "attacks", "audits", "notes", "idle_policies", "beside")}}),
+    ],
+)  # fmt: skip
+def test_what_a_record_does_not_say_is_as_before_it_could(cls, defaults):
+    fields = {name: field for name, field in cls.model_fields.items() if not field.is_required()}
+    assert run_record.curve_of([]) == []
+    assert {name: field.get_default(call_default_factory=True) for name, field in fields.items()} == defaults
+
+
+def test_a_record_is_written_one_blank_a_level_and_without_what_lies_beside_it():
+    record = read_record(OLD)
+    text = record.text()
+    assert text.startswith('{\n "schema_version": 1,\n')
+    assert record.attacks
+    assert record.audits
+    assert not {"attacks", "audits"} & json.loads(text).keys()
+    assert json.loads(text)["transcript_digest"] == record.transcript_digest
+
+
+def test_what_lies_beside_a_record_is_written_one_blank_a_level(tmp_path):
+    save_attacks(tmp_path, "d", [])
+    assert (tmp_path / "attacks.json").read_text() == '{\n "transcript_digest": "d",\n "attacks": []\n}'
+
+
+def test_a_refused_record_says_so(tmp_path):
+    record = read_record(OLD)
+    record.setting.privacy.update({"logits": {}, "labels": {}})
+    record.refuse(tmp_path, "it releases nothing")
+    assert (record.status, record.idle_policies) == ("refused", ["labels", "logits"])
+    assert record.notes == [run_record.REFUSED + "it releases nothing"]
+    assert (tmp_path / "record.json").exists()
+
+
+def test_a_curve_that_does_not_follow_from_the_rounds_is_refused(tmp_path):
+    raw = json.loads((OLD / "record.json").read_text())
+    record = run_record.RunRecord.model_validate({**raw, "curve": []})
+    assert len(record.curve) == 2, "an old record has none"
+    plain = json.loads(record.text())
+    assert run_record.RunRecord.model_validate(plain).curve == record.curve
+    plain["curve"][1]["up_wire"] += 1
+    with pytest.raises(ValueError, match="the curve does not follow"):
+        run_record.RunRecord.model_validate(plain)
+
+
+def test_how_clients_began_is_filled_in_for_old_records_alone():
+    fill = run_record.RunRecord._each_client_drew_its_own
+    assert fill({"setting": {"seed": 1}, "x": 2}) == {"setting": {"seed": 1, "init": "own"}, "x": 2}
+    assert fill({"setting": {"init": "same"}}) == {"setting": {"init": "same"}}
+    assert fill({"setting": 3}) == {"setting": 3}
+    assert fill([]) == []
+
+
+def test_a_fault_of_ours_is_told_from_a_damaged_record(tmp_path, monkeypatch):
+    """The record is as its run left it if the checkpoint says the same, whatever lies beside it."""
+    monkeypatch.delenv("FEDAUDIT_TRACEBACK", raising=False)
+
+    def told(what):
+        with pytest.raises(RunError) as raised, run_record.reading(what):
+            raise KeyError("x")
+        return str(raised.value)
+
+    assert "does not hold what a run leaves (KeyError 'x', in told)" in told(tmp_path)
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "HEAD.json").write_text(json.dumps({"record": {"a": 1, "attacks": [3]}}))
+    (tmp_path / "record.json").write_text(json.dumps({"a": 1, "audits": [4]}))
+    assert "a bug of fedaudit" in told(tmp_path)
+    assert "does not hold" in told("two folders")
+    (tmp_path / "record.json").write_text(json.dumps({"a": 2}))
+    assert "does not hold" in told(tmp_path)
+    with pytest.raises(RunError, match="as it is"), run_record.reading(tmp_path):
+        raise RunError("as it is")
+    monkeypatch.setenv("FEDAUDIT_TRACEBACK", "1")
+    with pytest.raises(KeyError), run_record.reading(tmp_path):
+        raise KeyError("x")
+
+
+def test_a_record_of_another_schema_and_no_record_are_refused(tmp_path):
+    with pytest.raises(RunError, match=r"record\.json is missing"):
+        read_record(tmp_path)
+    path = tmp_path / "record.json"
+    for text, words in (
+        ("no JSON", "cannot be read"), ('{"schema_version": 2}', "has schema version 2; this fedaudit reads version 1"),
+        ("[]", "is not a valid run record"), ('{"schema_version": 1}', "is not a valid run record: setting: "),
+    ):  # fmt: skip
+        path.write_text(text)
+        with pytest.raises(RunError, match=words):
+            read_record(path)
+
+
+def test_audits_of_no_test_take_no_time(tmp_path):
+    run_record.save_audits(tmp_path, "d", [], 3.0)
+    assert run_record.audit_seconds(tmp_path, "d") == {}
+    run_record.save_audits(tmp_path, "d", [audit()])
+    assert run_record.audit_seconds(tmp_path, "d") == {"residuals": 0.0}
+    assert run_record._read_beside(tmp_path / "record.json", "audits", "e", run_record.audits) == []
+    assert [
+        one.claim for one in run_record._read_beside(tmp_path / "record.json", "audits", "d", run_record.audits)
+    ] == ["c"]

@@ -511,3 +511,127 @@ def test_the_record_says_whether_a_method_declares_its_traffic(declared, aggrega
     traffic.sizes = {("up", "Local.n"): Size(4, 0)}
     with pytest.raises(RunError, match=r"round 3: Local\.n was sent"):
         runner._check_traffic(run, 3, [0], SimpleNamespace(traffic=traffic), [])
+
+
+def test_a_run_of_which_nothing_is_said_goes_on_with_none_and_refuses_nothing(tmp_path, monkeypatch):
+    """What each word of the caller becomes, and what it is without it."""
+    started, cleared = [], []
+    monkeypatch.setattr(runner, "RunState", lambda *of: of)
+    monkeypatch.setattr(runner, "_go", lambda state: state)
+    monkeypatch.setattr(runner.nursery, "start_for", lambda *of: started.append(of))
+    monkeypatch.setattr(runner, "clear_unfinished", cleared.append)
+    setting, *rest = runner.run(method="fedavg", device="cpu", out=str(tmp_path / "a"), twins="2")
+    assert (setting.method, setting.engine, setting.twins) == ("fedavg", "serial", "2")
+    assert rest == [tmp_path / "a", False, runner.unwatched, None, False, None, None, 1]
+    assert started == [({}, "2")]
+    assert cleared == []
+    (tmp_path / "a" / "record.json").touch()
+    setting, *rest = runner.run(
+        setting, out=tmp_path / "a", resume=True, watch="watch", engine="stacked", refuse_idle=True, noise_key="key",
+        overwrite=True, twin_sets=5, seed=9,
+    )  # fmt: skip
+    assert (setting.engine, setting.seed, setting.twins) == ("stacked", 9, "2")
+    assert rest == [tmp_path / "a", True, "watch", None, True, None, "key", 5]
+    assert cleared == [tmp_path / "a"]
+    assert len(started) == 1, "it has read its data before"
+    there = runner.run(setting, out=tmp_path / "b", engine=SimpleNamespace())
+    assert isinstance(there[4], SimpleNamespace), "an engine that is already running"
+    assert runner.run.__kwdefaults__ == {
+        "out": None, "resume": False, "watch": None, "engine": None, "refuse_idle": False, "noise_key": None,
+        "overwrite": False, "twin_sets": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "now", "other"), [(None, "new", False), ("new", "new", False), ("old", "new", True)])
+def test_a_first_run_of_other_code_is_made_again(code, now, other, monkeypatch, tmp_path):
+    record = SimpleNamespace(code=code, status="done")
+    monkeypatch.setattr(runner, "read_record", lambda folder: record)
+    monkeypatch.setattr(runner, "code_of_setting", lambda setting: now)
+    monkeypatch.setattr(runner, "differences", lambda a, b: [] if a == b else ["a line"])
+    assert runner._is_other_code(tmp_path, None) is other
+    assert not runner._is_done(tmp_path)
+    (tmp_path / "record.json").touch()
+    assert runner._is_done(tmp_path)
+    record.status = "running"
+    assert not runner._is_done(tmp_path)
+
+
+@pytest.mark.parametrize("given", [None, "an engine"])
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_a_run_began_is_closed_and_an_engine_of_others_goes_on(given, begun, monkeypatch):
+    closed = []
+    monkeypatch.setattr(runner, "forget_recorded_steps", lambda: closed.append("steps"))
+    run = SimpleNamespace(given_engine=given, store=SimpleNamespace(abandon=lambda: closed.append("store")))
+    if begun:
+        run.twins = SimpleNamespace(close=lambda: closed.append("twins"))
+        run.engine = SimpleNamespace(close=lambda: closed.append("engine"))
+    runner._close(run)
+    assert closed == ["twins"] * begun + ["store"] + ["engine"] * (begun and given is None) + ["steps"]
+
+
+@pytest.mark.parametrize(
+    ("started", "status", "rounds"),
+    [(0, "running", [1, 2, 3]), (2, "running", [3]), (3, "running", []), (3, "done", None)],
+)
+@pytest.mark.parametrize("refuse_idle", [True, False])
+def test_the_rounds_that_are_left_are_carried_out(started, status, rounds, refuse_idle, monkeypatch):
+    done = []
+    monkeypatch.setattr(runner, "compute", lambda world: nullcontext())
+    for name in ("check_records", "open_run", "check_applicable", "finish"):
+        monkeypatch.setattr(runner, name, lambda run, name=name: done.append(name))
+    monkeypatch.setattr(runner, "_one_round", lambda run, t: done.append(t))
+    monkeypatch.setattr(runner, "read_record", lambda folder: f"the record of {folder}")
+    run = SimpleNamespace(
+        world=None, record=SimpleNamespace(status=status), started=started, setting=SimpleNamespace(rounds=3),
+        refuse_idle=refuse_idle, transcript=SimpleNamespace(close=lambda: done.append("closed")), folder="FOLDER",
+    )  # fmt: skip
+    found = runner._all_rounds(run)
+    assert done[:2] == ["check_records", "open_run"]
+    if rounds is None:
+        assert (found, done[2:]) == ("the record of FOLDER", ["closed"])
+    else:
+        assert found is run.record
+        assert done[2:] == ["check_applicable"] * refuse_idle + [*rounds, "finish", "closed"]
+
+
+@pytest.mark.parametrize(
+    ("t", "every", "evaluated"), [(2, 2, True), (3, 2, False), (5, 2, True), (4, 3, False), (3, 9, False)]
+)
+@pytest.mark.parametrize("eval_clients", [True, False])
+def test_every_so_many_rounds_and_the_last_are_evaluated(t, every, evaluated, eval_clients, monkeypatch):
+    """Five rounds. What is deployed is kept for the end."""
+    told, asked, notes = [], [], []
+    monkeypatch.setattr(runner, "evaluate", lambda *of, **more: asked.append((of, more)) or "utility")
+    monkeypatch.setattr(runner, "sampling_note", lambda utility: [f"note on {utility}"])
+    monkeypatch.setattr(runner, "offers_next_points", lambda method: False)
+    method = SimpleNamespace(
+        predictor=lambda state, server: f"predictor of {state}", global_points=lambda state, server: "points",
+        next_points=None,
+    )  # fmt: skip
+    run = SimpleNamespace(
+        setting=SimpleNamespace(eval_every=every, rounds=5, seed=1, eval_clients=eval_clients), method=method,
+        watch=lambda *of: told.append(of), world=SimpleNamespace(device=torch.device("cpu")), server=lambda t: t,
+        client="clients", scores="known", store=SimpleNamespace(clients={}), deployed=None, note=notes.extend,
+        timings=SimpleNamespace(add=lambda spans: notes.append([(s.party, s.round, s.phase) for s in spans])),
+    )  # fmt: skip
+    found = runner._evaluate_round(run, t, "state")
+    if not evaluated:
+        assert (found, told, asked, run.deployed) == (None, [], [], None)
+        return
+    assert found == "utility"
+    assert told == [(t - 1, 5, f"round {t}, evaluating")]
+    assert run.deployed == (t, "predictor of state")
+    ((of, more),) = asked
+    assert of == (run.world, "predictor of state", "clients" if eval_clients else None)
+    assert (more["known"], more["global_points"], more["next_points"]) == ("known", "points", None)
+    assert notes == [[("evaluation", t, "evaluate")], "note on utility"]
+
+
+def test_rounds_one_by_one_end_with_the_last(tiny, tmp_path):
+    with pytest.raises(SettingError, match="cannot be taken round by round"):
+        runner.RoundByRound(tiny().model_copy(update={"start": "another"}), tmp_path)
+    by_hand = runner.RoundByRound(tiny(rounds=2), tmp_path)
+    assert by_hand.setting.eval_every == runner.MANY
+    by_hand._run = SimpleNamespace(record=SimpleNamespace(rounds=[1, 2]))
+    with pytest.raises(RunError, match="all 2 rounds of the run are over"):
+        by_hand.round()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from precision import double
 
 from fedaudit import Setting, registry, run
 from fedaudit.errors import SettingError
-from fedaudit.runtime.engines import make_engine
+from fedaudit.runtime.engines import make_engine, stacked
 from fedaudit.runtime.folder import setting_key
 from fedaudit.runtime.run_record import RunRecord
+from fedaudit.runtime.task import Done, Task
 from fedaudit.runtime.world import chosen_engine as chosen
 
 # FedZGE's server trains a generator with Adam, which makes steps of the gradients of biases before a batch norm: these
@@ -170,3 +173,71 @@ def test_the_caller_s_generators_are_left_alone(tmp_path: Path) -> None:
     before = torch.get_rng_state()
     run(method="fedavg", clients=3, rounds=1, model="mlp", engine="stacked", out=tmp_path / "a")
     assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_as_many_tasks_take_turns_as_may_be_trained_together(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two at a time, the last one alone. The world is that of the first of them."""
+    asked, together = [], []
+    monkeypatch.setattr(stacked, "world_of", lambda text: asked.append(text) or text)
+    monkeypatch.setattr(stacked, "compute", lambda world: contextlib.nullcontext())
+
+    def side_by_side(tasks: Any, world: Any) -> list[str]:
+        together.append((world, [task.k for task in tasks]))
+        return [f"done {task.k}" for task in tasks]
+
+    monkeypatch.setattr(stacked, "_side_by_side", side_by_side)
+    engine = stacked.StackedEngine(Setting.make(together=2))
+    tasks = [Task(f"setting of {k}", "f", k, 1, 0, None, b"") for k in range(count)]
+    assert list(engine.map(tasks)) == [f"done {k}" for k in range(count)]
+    assert [ids for _, ids in together] == [list(range(i, min(i + 2, count))) for i in range(0, count, 2)]
+    assert asked == [f"setting of {i}" for i in range(0, count, 2)] == [world for world, _ in together]
+    assert engine.in_process
+
+
+def test_without_a_world_each_task_says_so_for_its_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    def world_of(text: str) -> None:
+        raise SettingError("no data")
+
+    monkeypatch.setattr(stacked, "world_of", world_of)
+    monkeypatch.setattr(stacked, "run_task", lambda task: f"alone {task.k}")
+    tasks = [Task("{}", "f", k, 1, 0, None, b"") for k in range(3)]
+    assert list(stacked.StackedEngine(Setting.make(together=2)).map(tasks)) == ["alone 0", "alone 1", "alone 2"]
+
+
+@pytest.mark.parametrize("flops", [True, False])
+def test_why_a_task_was_alone_is_said_once(flops: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def take_turns(turns: Any) -> None:
+        for turn in turns:
+            turn.result = Done(turn.work.args[0].k)
+            turn.alone = ["b", "a", "b"] if turn.result.k else []
+            assert (turn.refuse is not None) is flops
+
+    monkeypatch.setattr(stacked, "take_turns", take_turns)
+    world: Any = SimpleNamespace(setting=SimpleNamespace(flops=flops), device=torch.device("cpu"))
+    tasks = [Task("{}", "f", k, 1, 0, None, b"") for k in range(2)]
+    found = stacked._side_by_side(tasks, world)
+    assert [(done.k, done.alone) for done in found] == [(0, []), (1, ["b", "a"])]
+
+    def fails(turns: Any) -> None:
+        turns[1].error = ValueError("it broke")
+
+    monkeypatch.setattr(stacked, "take_turns", fails)
+    with pytest.raises(ValueError, match="it broke"):
+        stacked._side_by_side(tasks, world)
+
+
+@pytest.mark.parametrize(
+    ("engine", "isolate", "name"),
+    [
+        ("serial", False, "SerialEngine"), ("stacked", False, "StackedEngine"), ("ray", False, "RayEngine"),
+        ("serial", True, "IsolatedEngine"),
+    ],
+)  # fmt: skip
+def test_each_engine_is_made_by_its_name(
+    engine: str, isolate: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place, cls in (("ray", "RayEngine"), ("isolated", "IsolatedEngine"), ("stacked", "StackedEngine")):
+        monkeypatch.setattr(f"fedaudit.runtime.engines.{place}.{cls}", lambda setting, cls=cls: cls)
+    found = make_engine(Setting.make(engine=engine, isolate=isolate))
+    assert (found if isinstance(found, str) else type(found).__name__) == name

@@ -616,3 +616,13 @@ def test_neighbours_are_as_many_as_drop_outs_in_four_phases_ask_for(tmp_path, mo
     monkeypatch.setattr(run_sums.graph, "degree", degree)
     ran(tmp_path / "a", aggregate="secure", rounds=1, clients=3, dropout=0.01, threshold=0.5, method="fedavg")
     assert asked == [(3, 0.5, pytest.approx(1 - 0.99**4))]
+
+
+def test_the_clip_is_that_after_the_last_sum(monkeypatch):
+    """Of this round, else of the rounds before."""
+    monkeypatch.setattr(run_sums, "at_the_clip", lambda guarantee, last: (guarantee, last))
+    one = Summing(None, None, None, b"", "guarantee", 9, before="before")
+    assert one._guaranteed() == ("guarantee", "before")
+    one.records = ["first", "second"]
+    assert one._guaranteed() == ("guarantee", "second")
+    assert Summing(None, None, None, b"", "guarantee", 9)._guaranteed() == ("guarantee", None)

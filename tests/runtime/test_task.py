@@ -14,8 +14,8 @@ import pytest
 import torch
 from outside import Sent, Shared
 
-from fedaudit import Down, State, registry, relay, run
-from fedaudit.errors import WireError
+from fedaudit import Down, State, Up, public, registry, relay, run
+from fedaudit.errors import ContractError, WireError
 from fedaudit.runtime import checkpoint, task
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState, Done, Task, received, run_task
@@ -342,6 +342,7 @@ def test_what_a_client_did_with_its_records_may_tell(part: str) -> None:
 def test_a_task_of_which_nothing_else_is_said() -> None:
     """It is its client's first attempt, and nobody tests a declaration by it."""
     task = Task("{}", "f", 1, 2, 0, None, b"")
+    assert run_task(dataclasses.replace(task, drop=True)).error == "dropped out"
     assert (task.attempt, task.drop, task.watch, task.here, task.followed) == (0, False, False, False, False)
     assert (task.swap, task.replay, task.noise, task.terms) == (None, None, b"", None)
     assert dataclasses.asdict(Done(4)) == {
@@ -402,3 +403,102 @@ def test_the_conditions_of_a_computation_are_those_of_the_setting(
     with task.compute(world):
         pass
     assert seen == [wanted]
+
+
+@pytest.mark.parametrize(
+    ("device", "precision", "allowed"),
+    [("cuda", "float32", False), ("cuda", "tf32", True), ("cuda", "bf16", True), ("cpu", "tf32", False)],
+)
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_kernels_are_chosen_for_a_computation_and_put_back(
+    device: str, precision: str, allowed: bool, deterministic: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Threads, determinism, TF32, oneDNN: as the setting says within, and as they were afterwards."""
+    monkeypatch.setattr(task, "chosen_engine", lambda setting: "serial")
+    monkeypatch.setattr(task, "keep_freed", lambda: None)
+    flags: list[Any] = []
+    monkeypatch.setattr(torch.backends.mkldnn, "set_flags", lambda on: flags.append(on) or ("before",))
+
+    def now() -> tuple[Any, ...]:
+        return (
+            torch.get_num_threads(), torch.get_deterministic_debug_mode(), torch.backends.cudnn.benchmark,
+            torch.utils.deterministic.fill_uninitialized_memory, torch.backends.cuda.matmul.allow_tf32,
+            torch.backends.cudnn.allow_tf32,
+        )  # fmt: skip
+
+    before = now()
+    threads = 1 + before[0] % 2
+    setting = SimpleNamespace(
+        threads=threads, deterministic=deterministic, precision=precision, step="eager", onednn="off"
+    )
+    world: Any = SimpleNamespace(setting=setting, device=torch.device(device), shape=(1, 8, 8))
+    with task.compute(world):
+        assert now() == (threads, 2 if deterministic else 0, not deterministic, False, allowed, allowed)
+        assert flags == [False]
+    assert now() == before
+    assert flags == [False, "before"]
+
+
+class One(Up):
+    n: int = public()
+
+
+class Two(Up):
+    n: int = public()
+
+
+def promises_one(client: Any, message: Any) -> One: ...
+def promises_two(client: Any, message: Any) -> One | Two: ...
+def promises_any(client: Any, message: Any) -> Up: ...
+def promises_else(client: Any, message: Any) -> One | int: ...
+def promises_nothing(client, message): ...  # type: ignore[no-untyped-def]
+def promises_unknown(client: Any, message: Any) -> Unknown: ...  # type: ignore[name-defined] # noqa: F821
+
+
+@pytest.mark.parametrize(
+    ("fn", "classes"),
+    [
+        (promises_one, (One,)), (promises_two, (One, Two)), (promises_any, ()), (promises_else, ()),
+        (promises_nothing, ()), (promises_unknown, ()),
+    ],
+)  # fmt: skip
+def test_which_messages_a_function_promises(fn: Any, classes: tuple[type, ...]) -> None:
+    assert task.promised(fn) == classes
+    asked = Task("{}", "update", 3, 1, 0, None, b"")
+    known = frozenset({One.class_id(), Two.class_id()})
+    for reply in (One(1), Two(2)):
+        if not classes or type(reply) in classes:
+            task._check_reply(reply, fn, known, asked)
+        else:
+            with pytest.raises(ContractError, match="it is annotated to return One"):
+                task._check_reply(reply, fn, known, asked)
+    with pytest.raises(ContractError, match="returned a int on client 3; it must return an Up message"):
+        task._check_reply(3, fn, known, asked)
+    with pytest.raises(ContractError, match="made the message class One while it ran"):
+        task._check_reply(One(1), fn, known - {One.class_id()}, asked)
+
+
+def test_a_broadcast_is_kept_for_one_message_and_device() -> None:
+    one, two = (encode(Broadcast(State({"a": torch.ones(1)}), {}, t)) for t in (1, 2))
+    first = task._kept(one, CPU)
+    assert task._kept(one, CPU) is first
+    assert task._kept(bytes(bytearray(one)), CPU) is not first, "an equal message is another one"
+    assert task._kept(two, CPU).t == 2  # type: ignore[attr-defined]
+    again = task._kept(one, CPU)
+    assert again is not first
+    assert task._kept(one, torch.device("meta")) is not again
+
+
+def test_names_of_errors_that_a_task_made_are_not_told() -> None:
+    made = type("Secret7", (Exception,), {})
+    assert task._known_name(ValueError) == "ValueError"
+    assert task._known_name(ContractError) == "ContractError"
+    assert task._known_name(made) == "an error of a class that was made by the task"
+    assert task._known_name(type("ValueError", (Exception,), {"__module__": "builtins"})).startswith("an error of")
+
+
+@pytest.mark.parametrize("entry", [task.absence, task.left_behind])
+def test_what_a_task_told_beside_its_reply_has_no_protection(entry: Any) -> None:
+    found = entry("update")
+    kind = entry.__name__.replace("_", " ")
+    assert (found.field, found.kind, found.noise_multiplier) == (f"update ({kind})", kind, 0.0)

@@ -70,6 +70,18 @@ def test_rows_of_another_shape_count_only_where_both_halves_move_them():
     assert [where for where, _ in mixed_rows(twin, [shorter, shorter, same], (2, 3, 1))] == ["R.x"]
 
 
+def test_fields_and_parts_that_a_neighbour_did_not_come_to_are_left_out():
+    """A neighbour whose task ended early has fewer of them."""
+    table = torch.arange(15.0).view(5, 3)
+    other = changed([0, 1, 2, 3, 4], table)
+    twin = [("R.x", {"a": table, "b": table}), ("R.y", table)]
+    same, fewer = [("R.x", {"a": table, "b": table}), ("R.y", other)], [("R.x", {"a": table})]
+    assert mixed_rows(twin, [same, same, fewer], (2, 3, 1)) == []
+    assert [where for where, _ in mixed_rows(twin, [same, same, same], (2, 3, 1))] == ["R.y"]
+    moved = [("R.x", {"a": other})]
+    assert [where for where, _ in mixed_rows(twin, [moved, moved, fewer], (2, 3, 1))] == ["R.x"]
+
+
 def test_class_means_have_no_more_new_rows_than_records():
     """Their order means nothing, and a row that is there twice counts twice."""
     twin = ["a", "b", "c", "c", "d"]

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,12 +13,17 @@ import torch
 
 from fedaudit import Down, Up, private
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanism_outputs import Tape
+from fedaudit.privacy.noise_key import derived
 from fedaudit.runtime.declarations import twins
 from fedaudit.runtime.declarations.twin_client import Answer, Difference, differences, exchanged, paid_fields
 from fedaudit.runtime.declarations.twins import BACK, FOLDER, LOG, Twins, wanted
+from fedaudit.runtime.engines.losses import TRIES
+from fedaudit.runtime.isolated_worker import done_as_frame, receive, send
 from fedaudit.runtime.run_record import TwinFacts
 from fedaudit.runtime.task import Done, Task
-from fedaudit.wire.codec import encode
+from fedaudit.setting import Setting
+from fedaudit.wire.codec import decode_tree, encode
 
 
 class Told(Down):
@@ -69,6 +78,10 @@ def test_as_large_a_share_of_those_that_come_later_has_one(tmp_path):
     assert few._chosen == {0, 9, 8}
     few.choose([8, 7], [7])
     assert few._chosen == {0, 9, 8}, "one of them has a twin"
+    quarter = made(tmp_path, "1")
+    quarter.choose([0, 1, 3, 6], [0, 1, 3, 6])
+    quarter.choose([9, 2], [9, 2])  # 2 has 4/16, which is outside of the first quarter
+    assert quarter._chosen == {0, 9}
 
 
 @pytest.mark.parametrize(("of", "policies"), [("off", ["logits"]), ("0", ["logits"]), ("3", [])])
@@ -203,6 +216,250 @@ def test_a_difference_is_billed_on_after_a_resumption(tmp_path):
     untold = made(tmp_path, facts=TwinFacts(wanted="3", clients=[3]))
     untold.go_on(4)
     assert untold.broken == []
+
+
+# --- where they live ---------------------------------------------------------------------------------------------
+
+
+class Nursery:
+    """Keeps the ends of connections that were handed over, for the test to answer."""
+
+    def __init__(self):
+        self.ends = []
+
+    def hand_over(self, theirs):
+        self.ends.append(theirs)
+
+
+@pytest.fixture
+def hosted(monkeypatch):
+    """A nursery by hand; facts are told as client and round, and records as whose they are."""
+    here = Nursery()
+    monkeypatch.setattr(twins.nursery, "nursery_of_twins", lambda *of: here)
+    monkeypatch.setattr(twins, "facts_of", lambda world, k, t: {"facts of": [k, t]})
+    monkeypatch.setattr(twins, "encoded_rows", lambda world, k, own, public: f"{k} {own} {public}".encode())
+    return here
+
+
+def answered(end, done, differences=()):
+    """Answer the next task before it is asked: the connection holds it."""
+    said, blobs = done_as_frame(done)
+    with end.makefile("rwb") as file:
+        send(file, {**said, "differences": [list(row) for row in differences]}, blobs)
+
+
+def heard(end):
+    """Return the next frame that came over a connection."""
+    with end.makefile("rwb", buffering=0) as raw:
+        return receive(io.BufferedReader(raw, 1))
+
+
+def test_a_host_is_told_each_task_and_the_records_of_a_client_once(hosted):
+    """Client 3 has two outputs of mechanisms and no state yet, client 5 none. Then client 3 is asked again."""
+    world = SimpleNamespace(setting=Setting.make(dataset="digits", data_dir="/data", seed=7))
+    host = twins._Host(world, {"environment": {"A": "1"}, "path": ["p"], "folder": "/f"})
+    (end,) = hosted.ends
+    tape = Tape()
+    tape.add({"what": "first"})
+    tape.add({"what": "second"})
+    answered(end, Done(3, state=b"new", reply=b"reply"), [("Reply.a", "how"), ("steps", "other")])
+    asked = []
+
+    def rows(k):
+        asked.append(k)
+        return f"records of {k}"
+
+    found = host.run(task(3, 4), Done(3, tape=tape), None, rows, 77)
+    assert (found[0].k, found[0].state, found[0].reply) == (3, b"new", b"reply")
+    assert found[1] == [("Reply.a", "how"), ("steps", "other")]
+    said, blobs = heard(end)
+    told = json.loads(said.pop("setting"))
+    assert (told["dataset"], told["data_dir"], told["seed"]) == ("(elsewhere)", "", 7)
+    assert said == {
+        "what": "twin", "facts": {"facts of": [3, 4]}, "outputs": 2, "half": 77, "dtype": "float32",
+        "task": {"fn": "update", "k": 3, "t": 4, "ask": 0, "attempt": 0, "followed": True},
+        "environment": {"A": "1"}, "path": ["p"], "folder": "/f",
+    }  # fmt: skip
+    assert blobs == [encode(Told(1)), b"", b"3 records of 3 True"]
+    assert [decode_tree(heard(end)[1][0])["what"] for _ in range(2)] == ["first", "second"]
+    for k, state, records in ((5, b"s5", [b"5 records of 5 False"]), (3, b"s3", [])):
+        answered(end, Done(k, error="ValueError"))
+        found, differences = host.run(task(k, 5), Done(k), state, rows, 78)
+        assert (found.k, found.reply, found.error, differences) == (k, None, "ValueError", [])
+        said, blobs = heard(end)
+        assert (said["outputs"], said["half"], said["task"]["k"], said["task"]["t"]) == (0, 78, k, 5)
+        assert blobs == [encode(Told(1)), state, *records]
+    assert asked == [3, 5]
+    host.close()
+    assert end.recv(1) == b"", "the connection is closed"
+    end.close()
+
+
+def test_an_isolated_host_has_a_folder_of_its_own_until_it_is_closed(hosted):
+    world = SimpleNamespace(setting=Setting.make(dataset="digits"))
+    host = twins._Host(world, None)
+    scratch = host._around["folder"]
+    assert Path(scratch).is_dir()
+    assert host._around.keys() == {"folder", "setting"}
+    host.close()
+    assert not Path(scratch).exists()
+    hosted.ends[0].close()
+    here = twins._Host(world, {"folder": os.getcwd()})
+    here.close()
+    assert Path(os.getcwd()).is_dir()
+    assert here._scratch == ""
+    hosted.ends[1].close()
+
+
+class Host:
+    """A host that fails as often as it is told to, and notes who asked it for what."""
+
+    made, closed, fails = [], [], 0
+
+    def __init__(self, world, around):
+        self.number = len(Host.made)
+        Host.made.append(around)
+
+    def run(self, task, done, state, rows, half):
+        if Host.fails:
+            Host.fails -= 1
+            raise EOFError("no more") if Host.fails else OSError
+        return (self.number, state, rows(task.k), half), []
+
+    def close(self):
+        Host.closed.append(self.number)
+
+
+@pytest.fixture
+def hosts(monkeypatch):
+    monkeypatch.setattr(twins, "_Host", Host)
+    monkeypatch.setattr(Host, "made", [])
+    monkeypatch.setattr(Host, "closed", [])
+    monkeypatch.setattr(Host, "fails", 0)
+    return Host
+
+
+def test_a_host_serves_one_set_of_records_for_many_tasks(hosts, tmp_path):
+    here = made(tmp_path, sets=2)
+    here._rows = lambda number, k: (number, k)
+    here._states = {(3, 0): b"s0", (3, 1): b"s1"}
+    half = int.from_bytes(derived(b"secret", "half", 3, 4, 0)[:7], "little")
+    assert here._run(task(3, 4), Done(3), 0) == ((0, b"s0", (0, 3), half), [])
+    assert here._run(task(3, 4), Done(3), 1) == ((1, b"s1", (1, 3), half), [])
+    found, _ = here._run(task(5, 4), Done(5), 0)
+    assert found[:3] == (0, None, (0, 5))
+    assert found[3] != half
+    assert hosts.made == [here._around] * 2
+    assert here._around.keys() == {"environment", "path", "folder"}
+    assert hosts.closed == []
+    here.close()
+    assert sorted(hosts.closed) == [0, 1]
+    assert here._hosts == {}
+
+
+def test_an_isolated_twin_has_a_host_for_each_task(hosts, tmp_path):
+    here = made(tmp_path)
+    here.world.setting.isolate, here._rows = True, lambda number, k: (number, k)
+    assert [here._run(task(), Done(3), 0)[0][0] for _ in range(3)] == [0, 1, 2]
+    assert hosts.made == [None] * 3
+    assert hosts.closed == [0, 1]
+
+
+@pytest.mark.parametrize("fails", [TRIES - 1, TRIES])
+def test_a_twin_is_tried_as_often_as_a_client(hosts, fails, tmp_path):
+    here = made(tmp_path)
+    here._rows = lambda number, k: (number, k)
+    hosts.fails = fails
+    found, differences = here._run(task(), Done(3), 0)
+    assert differences == []
+    assert hosts.closed == list(range(fails))
+    if fails < TRIES:
+        assert found[0] == fails
+    else:
+        assert (found.k, found.error, found.lost) == (3, "its process ended", True)
+        assert here._hosts == {}
+        hosts.fails = 1 + TRIES
+        assert here._run(task(), Done(3), 0)[0].error == "its process ended (no more)"
+
+
+def test_the_records_of_a_twin_are_drawn_for_its_client_and_set(tmp_path):
+    """Each is made of other records, and follows from the run's secret, the client and the set alone."""
+    here = made(tmp_path)
+    own = {k: (torch.full((4 + k, 2), float(k)), torch.arange(4 + k) % 3) for k in (1, 2)}
+    kept = {k: (torch.full((k, 2), -1.0), torch.zeros(k).long()) for k in (1, 2)}
+    others = torch.arange(40.0).view(20, 2), torch.zeros(20).long()
+    world = here.world
+    world.federation, world.classes = SimpleNamespace(auxiliary=lambda: others), 3
+    world.seen_members = own.__getitem__
+    world.held_out = lambda k, which: kept[k] if which == "validation" else None
+    for k, number in ((1, 0), (1, 1), (2, 0)):
+        found = here._rows(number, k)
+        seed = int.from_bytes(derived(b"secret", "exchanged", k, number)[:8], "little") // 2
+        rng = torch.Generator().manual_seed(seed)
+        wanted = {"own": exchanged(own[k], others, 3, rng), "validation": exchanged(kept[k], others, 3, rng)}
+        wanted["other"] = exchanged(wanted["own"], others, 3, rng)
+        assert list(found) == ["own", "validation", "other"]
+        for name, (x, y) in wanted.items():
+            assert torch.equal(found[name][0], x)
+            assert torch.equal(found[name][1], y)
+        assert not torch.equal(found["own"][1], found["other"][1])
+
+
+def test_lots_follow_from_the_secret_alone(tmp_path):
+    here = made(tmp_path)
+    lots = [Twins._lot(here, k) for k in range(50)]
+    assert lots == [int.from_bytes(derived(b"secret", "twin", k)[:8], "little") for k in range(50)]
+    assert len(set(lots)) == 50
+    assert min(lots) < 2**62 < 2**63 < max(lots) < 2**64
+
+
+def test_the_seconds_of_twins_add_up(tmp_path, monkeypatch):
+    ticks = iter([10.0, 12.5, 20.0, 21.00004])
+    monkeypatch.setattr(twins.time, "perf_counter", lambda: next(ticks))
+    here = made(tmp_path)
+    assert here.wall_s == 0
+    follow(here, task(3), Done(3, state=b"x", reply=reply()))
+    assert (here.wall_s, here.facts.wall_s) == (2.5, 2.5)
+    follow(here, task(4), Done(4, state=b"x", reply=reply()))
+    assert here.wall_s == pytest.approx(3.50004)
+    assert here.facts.wall_s == 3.5
+
+
+def test_a_state_of_another_run_is_taken_over_for_every_set(tmp_path):
+    here = made(tmp_path, start="another run", sets=2)
+    seen = []
+
+    def run(one, done, number):
+        seen.append(dict(here._states))
+        return Done(3, reply=reply()), []
+
+    here._run = run
+    here.ask(task(3, 1, b"state"))
+    here.follow(Done(3, state=b"x", reply=reply()))
+    assert seen == [{(3, 0): b"state", (3, 1): b"state"}] * 2
+
+
+def test_what_a_twin_says_of_its_error_is_kept_here_alone(tmp_path):
+    here = made(tmp_path)
+    follow(here, task(3, 2), Done(3, reply=reply()), twin=Done(3, error="KeyError", detail="the whole text"))
+    assert (tmp_path / LOG).read_text().splitlines() == [
+        "round 2, ask 0, client 3, update: absence: the client answered, its twin ended with KeyError",
+        "the whole text",
+    ]
+    assert here.facts.differences == ["absence, in update of round 2, client 3"]
+
+
+def test_another_message_class_is_a_difference():
+    class Other(Up):
+        a: int = private("count", via="data", unit="client")
+
+    rows = differences(
+        (3, 2, 1, "update"), encode(Told(1)), Answer(reply(), None), Answer(encode(Other(1)), None),
+        [("steps", "how")], frozenset(),
+    )  # fmt: skip
+    assert [(row.field, row.how) for row in rows] == [
+        ("steps", "how"), ("message class", "Reply, with other records Other"),
+    ]  # fmt: skip
 
 
 # --- the answers of both -----------------------------------------------------------------------------------------

@@ -7,10 +7,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import fedaudit
+from fedaudit.training import allocator
 
 # Twice six pieces of 4 MB, freed in turn: how many pages the system has to hand out for the second six.
 FAULTS = """
@@ -47,3 +49,31 @@ def test_what_was_freed_is_taken_again_without_the_system() -> None:
     said, count = faults(MALLOC_ARENA_MAX="1")  # who says something of his own is left alone
     assert said == "False"
     assert count > 3000
+
+
+@pytest.mark.parametrize(
+    ("variables", "agreed", "asked"),
+    [
+        ({}, (1, 1), [(-3, 1 << 25), (-1, 1 << 27)]),
+        ({}, (1, 0), [(-3, 1 << 25), (-1, 1 << 27)]),
+        ({}, (0, 1), [(-3, 1 << 25)]),
+        ({"LD_PRELOAD": "x"}, (1, 1), []),
+        ({"PATH": "x", "MALLOC_TRIM_THRESHOLD_": "1"}, (1, 1), []),
+        ({"MY_MALLOC_": "1", "LD_PRELOADED": "1"}, (1, 1), [(-3, 1 << 25), (-1, 1 << 27)]),
+    ],
+)
+def test_what_the_c_library_is_asked_for(
+    variables: dict[str, str], agreed: tuple[int, int], asked: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[tuple[int, int]] = []
+
+    def mallopt(what: int, size: int) -> int:
+        said.append((what, size))
+        return agreed[len(said) - 1]
+
+    monkeypatch.setattr(allocator, "os", SimpleNamespace(environ=variables))
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: SimpleNamespace(mallopt=mallopt))
+    assert allocator.keep_freed.__wrapped__() is (bool(asked) and agreed == (1, 1))
+    assert said == asked
+    monkeypatch.setattr(allocator.ctypes, "CDLL", lambda name: SimpleNamespace())
+    assert allocator.keep_freed.__wrapped__() is False, "another C library"

@@ -14,6 +14,7 @@ from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.dpsgd import fit_private
 from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together
 from fedaudit.privacy.policy import Policy
+from fedaudit.training.augment import augmented, treats_rows_alone
 from fedaudit.training.descent import Descent
 from fedaudit.training.fit import batches, fit
 from fedaudit.training.stacked.stack import Job
@@ -208,3 +209,52 @@ def test_a_private_step_clips_the_gradient_of_the_augmented_record():
         total = [t + v * 0.1 / norm for t, v in zip(total, g, strict=True)]
     for p, q, t in zip(model.parameters(), hand.parameters(), total, strict=True):
         assert torch.allclose(p, q - t / 5, atol=1e-5)
+
+
+def test_an_augmentation_of_which_nothing_is_said_changes_nothing():
+    plain, x = Augment(), torch.rand(2, 1, 3, 3)
+    assert (plain.crop, plain.flip, plain.jitter, plain.fill) == (0, False, 0.0, "mean")
+    assert plain.chosen() == [0, False, 0.0, "mean"]
+    assert Augment(crop=2, flip=True, jitter=0.5, fill=(0.1, 0.2)).chosen() == [2, True, 0.5, 0.1, 0.2]
+    assert plain(x, torch.full((2, 6), 0.1)) is x
+    assert [Augment(jitter=at).jitter for at in (0.0, 1.0)] == [0.0, 1.0]
+    for wrong in (-0.1, 1.1):
+        with pytest.raises(ContractError, match="jitter is not in"):
+            Augment(jitter=wrong)
+    drawn = plain.draw(3, torch.Generator().manual_seed(4))
+    assert torch.equal(drawn, torch.rand(3, 6, generator=torch.Generator().manual_seed(4)))
+
+
+def test_mirrored_alone_moved_alone_and_the_last_places():
+    """u just below 1 moves by the crop itself; below one half an image is mirrored, where that was asked for."""
+    x = torch.arange(12.0).view(1, 1, 3, 4)
+    below = torch.tensor([[0.999999, 0.999999, 0.49, 0, 0, 0]])
+    assert torch.equal(Augment(flip=True)(x, below), x.flip(3))
+    assert torch.equal(Augment(flip=True)(x, torch.tensor([[0.0, 0.0, 0.51, 0, 0, 0]])), x)
+    found = Augment(crop=1, fill=9.0)(x, below)
+    assert found[0, 0].tolist() == [[5.0, 6.0, 7.0, 9.0], [9 - 0.0, 10.0, 11.0, 9.0], [9.0] * 4]
+    first = Augment(crop=1, fill=-1.0)(x, torch.zeros(1, 6))
+    assert first[0, 0].tolist() == [[-1.0] * 4, [-1.0, 0.0, 1.0, 2.0], [-1.0, 4.0, 5.0, 6.0]]
+    last = Augment(crop=1, fill=9.0)(x, torch.ones(1, 6))
+    assert torch.equal(last, found), "a number that was rounded to 1 is in the last place"
+
+
+def test_what_is_known_to_treat_rows_alone():
+    class Other(Augment):
+        pass
+
+    assert treats_rows_alone(None)
+    assert treats_rows_alone(Augment(crop=1))
+    assert not treats_rows_alone(Other(crop=1))
+    assert not treats_rows_alone(Mixed())
+    x, y, z = torch.rand(4, 1, 3, 3), torch.arange(4), torch.ones(4)
+    rng = torch.Generator().manual_seed(2)
+    before = rng.get_state()
+    same = augmented(None, (x, y, z), rng)
+    assert [a is b for a, b in zip(same, (x, y, z), strict=True)] == [True] * 3
+    assert torch.equal(rng.get_state(), before), "it draws nothing"
+    other = augmented(Augment(crop=1, flip=True), (x, y, z), rng)
+    u = torch.rand(4, 6, generator=torch.Generator().manual_seed(2))
+    assert torch.equal(other[0], Augment(crop=1, flip=True)(x, u))
+    assert other[1] is y
+    assert other[2] is z

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,7 +11,19 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit.errors import ContractError
-from fedaudit.training.fit import Turns, adam, batches, check_pure, check_rows, fit, sgd
+from fedaudit.training import fit as module
+from fedaudit.training.fit import (
+    Fitted,
+    Opt,
+    Turns,
+    adam,
+    batches,
+    check_pure,
+    check_rows,
+    fit,
+    moments_of,
+    sgd,
+)
 
 
 def ce(f, x, y):
@@ -200,8 +213,6 @@ def test_batch_norms_learn_from_the_batch_or_stay(norms):
 
 def test_a_step_is_recorded_once_for_each_size_that_comes_often(monkeypatch):
     """The usual size of 4 at once; 3, an epoch's last batch, once it came `OFTEN` times."""
-    from fedaudit.training import fit as module
-
     made = []
     monkeypatch.setattr(module, "record_giving_back", lambda step, state, device: made.append(device) or object())
     monkeypatch.setattr(module, "recordable", lambda model, device, planned: True)
@@ -222,8 +233,6 @@ def test_a_step_is_recorded_once_for_each_size_that_comes_often(monkeypatch):
 
 
 def test_what_cannot_be_recorded_is_not_tried_again(monkeypatch):
-    from fedaudit.training import fit as module
-
     tried = []
     monkeypatch.setattr(module, "record_giving_back", lambda step, state, device: tried.append(device))
     monkeypatch.setattr(module, "recordable", lambda model, device, planned: True)
@@ -251,3 +260,169 @@ def test_all_parts_of_the_data_have_the_same_rows():
     for sizes in ((3, 2), (0, 0)):
         with pytest.raises(ContractError, match="one common, positive number of rows"):
             check_rows([torch.ones(n) for n in sizes])
+
+
+def test_optimisers_of_which_nothing_else_is_said():
+    plain = sgd(0.1)
+    assert (plain.make, plain.schedule) == (torch.optim.SGD, "constant")
+    assert plain.options == {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "nesterov": False}
+    usual = adam()
+    assert (usual.make, usual.schedule) == (torch.optim.Adam, "constant")
+    assert usual.options == {"lr": 1e-3, "betas": (0.9, 0.999), "weight_decay": 0.0}
+    assert sgd(0.1, momentum=0.9, nesterov=True).options["nesterov"] is True
+    assert (Opt(torch.optim.SGD).options, Turns((1,)).by) == ({}, "step")
+
+
+@pytest.mark.parametrize(
+    ("done", "planned", "left"), [(0, 4, 1.0), (1, 4, 0.8535534), (2, 4, 0.5), (4, 4, 0.0), (0, 0, 1.0), (1, 0, 0.0)]
+)
+def test_how_much_of_a_rate_is_left(done, planned, left):
+    assert sgd(0.1, schedule="cosine").factor(done, planned) == pytest.approx(left)
+    assert sgd(0.1).factor(done, planned) == 1.0
+
+
+def test_a_schedule_is_of_the_rates_that_the_groups_began_with():
+    """Two groups, 0.4 and 0.2. After half of the training each has the half of it, twice in a row; constant ones
+    stay."""
+    groups = SimpleNamespace(param_groups=[{"lr": 0.4}, {"lr": 0.2}])
+    for _ in range(2):
+        sgd(0.4, schedule="cosine").set_rate(groups, 1, 2)
+        assert [group["lr"] for group in groups.param_groups] == pytest.approx([0.2, 0.1])
+    sgd(0.4).set_rate(groups, 0, 2)
+    assert [group["lr"] for group in groups.param_groups] == pytest.approx([0.2, 0.1])
+    assert sgd(0.4).rates(groups) == pytest.approx([0.4, 0.2])
+
+
+def test_an_optimiser_goes_on_from_its_moments():
+    """Three steps at once are one, then two with the moments of the first."""
+
+    def steps(p, optimiser, count):
+        for _ in range(count):
+            p.grad = 2 * p.detach()
+            optimiser.step()
+
+    whole, halved = (nn.Parameter(torch.tensor([1.0, -3.0])) for _ in range(2))
+    opt = adam(0.1)
+    steps(whole, opt.build([whole]), 3)
+    first = opt.build([halved])
+    steps(halved, first, 1)
+    kept = moments_of(first)
+    assert set(kept) == {"0.step", "0.exp_avg", "0.exp_avg_sq"}
+    second = opt.build([halved], kept)
+    steps(halved, second, 2)
+    assert torch.allclose(whole, halved)
+    assert kept["0.exp_avg"].tolist() == pytest.approx([0.2, -0.6]), "they are copies"
+    fresh = opt.build([halved], {})
+    assert moments_of(fresh) == {}
+
+
+def test_even_turns_are_spread_over_the_epoch():
+    """Six rows, two and two, in batches of two: three batches at 1/6, 1/2 and 5/6, one at 1/2 each, in their order."""
+    seen = list(batches(10, 2, torch.Generator().manual_seed(0), Turns((6, 2, 2), "even")))
+    parts = [{0 if i < 6 else 1 if i < 8 else 2 for i in index.tolist()} for index in seen]
+    assert parts == [{0}, {0}, {1}, {2}, {0}]
+    assert sorted(i for index in seen for i in index.tolist()) == list(range(10))
+
+
+def test_nothing_to_do_leaves_the_model():
+    for planned in ({"epochs": 0}, {"steps": 0}):
+        f = model()
+        before = f.weight.detach().clone()
+        assert fit(f, ce, rows(), opt=sgd(0.1), batch=8, rng=torch.Generator(), **planned) == Fitted(0, 0, 0.0)
+        assert torch.equal(f.weight, before)
+
+
+def test_the_loss_is_the_mean_over_what_the_last_epoch_saw():
+    """A rate of 0. Of 21 rows the last of four steps sees the second epoch's first 8. A batch's value counts n-fold."""
+    (x, y), rng = rows(), torch.Generator().manual_seed(5)
+    each = ce(model(), x, y).detach()
+    done = fit(model(), ce, (x, y), opt=sgd(0.0), batch=8, steps=4, rng=torch.Generator().manual_seed(5))
+    torch.randperm(21, generator=rng)
+    assert done.loss == pytest.approx(each[torch.randperm(21, generator=rng)[:8]].mean().item(), rel=1e-5)
+
+    def reduced(f, x, y):
+        return ce(f, x, y).mean()
+
+    done = fit(model(), reduced, (x, y), opt=sgd(0.0), batch=8, epochs=1, rng=torch.Generator(), separable=False)
+    assert done.loss == pytest.approx(each.mean().item(), rel=1e-5)
+
+
+def test_until_is_asked_in_evaluation_and_without_gradients():
+    """Three steps an epoch in training, but for the norms; then once on all rows."""
+    f, told = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), []
+    f.register_forward_hook(
+        lambda _, of, out: told.append((f.training, f[1].training, torch.is_grad_enabled(), len(of[0])))
+    )
+    done = fit(
+        f, ce, rows(), opt=sgd(0.1), batch=8, epochs=2, rng=torch.Generator(), norms="running",
+        until=lambda g, x, y: g(x).sum() is None,
+    )  # fmt: skip
+    assert told == [*((True, False, True, n) for n in (8, 8, 5)), (False, False, False, 21)] * 2
+    assert (done.epochs, done.steps, f.training) == (2, 6, True)
+
+
+@pytest.mark.parametrize(
+    ("planned", "batch", "told"), [({"epochs": 3}, 8, (9, 8)), ({"epochs": 2}, 7, (6, 7)), ({"steps": 5}, 50, (5, 21))]
+)
+def test_how_many_steps_of_which_size_are_planned(planned, batch, told, monkeypatch):
+    """21 rows: three batches of 8 or of 7 an epoch, or one of all."""
+    seen = []
+
+    class Gradient:
+        def __init__(self, *of):
+            seen.append((of[-1], of[-2]))
+
+        def __call__(self, rows):
+            pass
+
+    monkeypatch.setattr(module, "_Gradient", Gradient)
+    fit(model(), ce, rows(), opt=sgd(0.1), batch=batch, rng=torch.Generator(), **planned)
+    assert seen == [told]
+
+
+def test_a_recorded_step_computes_with_the_batch_and_gives_its_gradients(monkeypatch):
+    """Frozen parameters have none. What is computed eagerly gives the gradients of the mean, and adds up the loss."""
+    f = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    f[0].requires_grad_(False)
+    (x, y), total = rows(), torch.zeros(())
+    gradient = module._Gradient(f, ce, f, {}, True, total, usual=6, planned=9)
+    gradient([x[:6], y[:6]])
+    wanted = torch.autograd.grad(cross_entropy(f(x[:6]), y[:6]), list(f[1].parameters()))
+    assert [torch.allclose(p.grad, g) for p, g in zip(f[1].parameters(), wanted, strict=True)] == [True, True]
+    assert f[0].weight.grad is None
+    assert total.item() == pytest.approx(ce(f, x[:6], y[:6]).sum().item(), rel=1e-5)
+    ran = []
+
+    class Recording:
+        outputs = (torch.ones(3, 4), torch.zeros(3))
+
+        def __call__(self):
+            ran.append([static.clone() for static in mine])
+
+    mine = [torch.zeros(6, 4), torch.zeros(6).long()]
+    gradient._records = True
+    monkeypatch.setattr(gradient, "_recording", lambda rows: (Recording(), mine))
+    gradient([x[6:12], y[6:12]])
+    assert torch.equal(ran[0][0], x[6:12])
+    assert torch.equal(ran[0][1], y[6:12])
+    assert [p.grad.sum().item() for p in f[1].parameters()] == [12.0, 0.0]
+
+
+def test_a_loss_sees_the_models_parts_by_name():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor([2.0]))
+
+        def encode(self, x):
+            return x + self.w
+
+        def classify(self, e):
+            return e * 3
+
+        def forward(self, x, *, shift=0):
+            return self.classify(self.encode(x)) + shift
+
+    live, one = module.Live(Net()), torch.ones(1)
+    assert (live(one, shift=5).item(), live.encode(one).item(), live.classify(one).item()) == (14.0, 3.0, 3.0)
+    assert {name: p.item() for name, p in live.params.items()} == {"w": 2.0}

@@ -20,6 +20,7 @@ from fedaudit.runtime.attack_result import (
     ParticipationResult,
     ParticipationScores,
     Rate,
+    ReconstructionResult,
 )
 from fedaudit.stats import Estimate, clopper_pearson, student_t
 from fedaudit.verify import attacks
@@ -280,3 +281,143 @@ def test_the_presence_of_classes_may_be_off_by_rounding(off, verdict):
     claimed, held = np.array([0.7, 0.2, 0.8]), np.array([True, False, False])
     attacks._check_presence(case, "presence", "results.0", said, claimed, held)
     assert [(one.figure, one.verdict) for one in case.found.list] == [("presence", verdict)]
+
+
+def test_each_result_is_checked_as_what_it_is(monkeypatch):
+    """Five results of five kinds. Of two membership attacks one was scored again; one by another party was not."""
+    looked = []
+    for name in ("membership", "histogram", "participation", "reconstruction"):
+        monkeypatch.setattr(
+            attacks, f"_check_{name}", lambda case, figure, at, *of, name=name: looked.append((name, figure, at, *of))
+        )
+    monkeypatch.setattr(attacks, "_check_truth", lambda case: looked.append("truth"))
+    monkeypatch.setattr(attacks, "_same_clients", lambda case: "alike")
+    mine, peers = membership("loss", "server", [0]), membership("loss", "peer:1", [0])
+    empty = membership("rmia", "server", [0])
+    again, nothing = membership("loss", "server", [0, 1]), membership("rmia", "server", [])
+    shares = histogram()
+    part = ParticipationResult.model_construct(attack="participation", threat="server")
+    rebuilt = ReconstructionResult.model_construct(attack="invert", threat="server")
+    left_out = NotRun(attack="d", threat="server", reason="no public set")
+    monkeypatch.setattr(attacks, "rescored", lambda run: [(again, ["a part"]), (nothing, [])])
+    record = SimpleNamespace(attacks=[left_out, mine, peers, empty, shares, part, rebuilt])
+    case = SimpleNamespace(found=Findings(), record=record, run="run")
+    attacks.check_attacks(case)
+    assert looked == [
+        "truth",
+        ("membership", "attack loss by the server", "attacks.1", mine, again, True, "alike"),
+        ("membership", "attack loss by the peer:1", "attacks.2", peers, peers, False, "alike"),
+        ("membership", "attack rmia by the server", "attacks.3", empty, nothing, False, "alike"),
+        ("histogram", "attack label_histogram by the server", "attacks.4", shares),
+        ("participation", "attack participation by the server", "attacks.5", part),
+        ("reconstruction", "attack invert by the server", "attacks.6", rebuilt),
+    ]
+    assert [(one.verdict, one.figure, one.reason) for one in case.found.list] == [
+        ("the author's word", "attack d by the server", "it did not run: no public set")
+    ]
+    looked.clear()
+    record.attacks = []
+    attacks.check_attacks(case)
+    assert looked == []
+
+
+def test_scores_that_cannot_be_scored_again_are_a_contradiction(monkeypatch):
+    def rescored(run):
+        raise ValueError("x" * 400)
+        yield
+
+    looked = []
+    monkeypatch.setattr(attacks, "rescored", rescored)
+    monkeypatch.setattr(attacks, "_check_truth", lambda case: None)
+    monkeypatch.setattr(attacks, "_check_membership", lambda *of: looked.append(of[5]))
+    case = SimpleNamespace(
+        found=Findings(), record=SimpleNamespace(attacks=[membership("loss", "server", [0])]), run="run"
+    )
+    attacks.check_attacks(case)
+    assert [(one.verdict, one.figure, one.file) for one in case.found.list] == [
+        ("contradicted", "kept scores", "scores")
+    ]
+    assert looked == [False], "its figures are without scores"
+
+
+def test_a_client_that_is_not_there_contradicts_its_scores(monkeypatch):
+    def truth(world, k):
+        raise IndexError("no client 9")
+
+    part = SimpleNamespace(client=9, threat="peer:2", attack="loss")
+    monkeypatch.setattr(attacks, "_truth", truth)
+    monkeypatch.setattr(attacks, "kept", lambda folder, record: [part])
+    case = SimpleNamespace(found=Findings(), folder="f", record=None, world="world")
+    attacks._check_truth(case)
+    assert [(one.verdict, one.file, one.field, one.recomputed) for one in case.found.list] == [
+        ("contradicted", "scores/peer-2/loss.safetensors", "client 9", "no client 9")
+    ]
+
+
+def test_the_truth_is_of_the_candidates(monkeypatch):
+    candidates = "x", torch.tensor([2, 0]), torch.tensor([True, False])
+    monkeypatch.setattr(attacks, "candidates_of", lambda world, k: candidates if (world, k) == ("w", 3) else None)
+    assert attacks._truth("w", 3) == ([2, 0], [True, False])
+
+
+def test_a_client_without_records_has_shares_of_nothing():
+    """Both errors are halves of what was guessed: nobody has anything. No class is held, so presence is left out."""
+    world = SimpleNamespace(classes=4, members=lambda k: (None, torch.zeros(0).long()))
+    each = {str(k): ClientHistogram(error=0.5, uniform=0.5, claimed=[0.25, 0.75, 0.0, 0.0]) for k in (0, 1)}
+    half = student_t([0.5, 0.5])
+    pooled = HistogramScores(error=half, uniform=half, gain=student_t([0.0, 0.0]))
+    result = HistogramResult(
+        attack="a", threat="server", pooled=pooled, client=each, measure="m", leak=False, verdict=""
+    )
+    case = SimpleNamespace(found=Findings(), world=world)
+    attacks._check_histogram(case, "f", "attacks.0", result)
+    assert [(one.verdict, one.figure) for one in case.found.list] == [
+        ("recomputed", f"f, {name}") for name in ("error", "uniform", "gain", "verdict")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("held", "others", "value", "verdict"),
+    [
+        (attacks.DIGITS, 0.0, 0.0, "recomputed"),
+        (attacks.DIGITS, 0.0, 1.0, "recomputed"),
+        (1.5 * attacks.DIGITS, 0.0, 0.0, "contradicted"),
+        (0.0, 0.5 * attacks.DIGITS, 1.0, "recomputed"),
+        (0.0, attacks.DIGITS, 1.0, "contradicted"),
+    ],
+)
+def test_two_shares_may_be_apart_by_their_digits(held, others, value, verdict):
+    said = SimpleNamespace(pooled=SimpleNamespace(presence=SimpleNamespace(value=value)))
+    case = SimpleNamespace(found=Findings())
+    attacks._check_presence(case, "f", "attacks.0", said, np.array([held, others]), np.array([True, False]))
+    assert [one.verdict for one in case.found.list] == [verdict]
+
+
+def test_a_verdict_on_participation_asks_for_more_than_chance():
+    """An interval that begins at one half is no leak; one that begins above it is."""
+    transcript = SimpleNamespace(entries=lambda: [SimpleNamespace(direction="up", client=0)])
+    for low, leak in ((0.5, False), (0.51, True), (0.49, False)):
+        pooled = SimpleNamespace(auc=Estimate(value=1.0, low=low, high=1.0, n=2))
+        rows = {"0": SimpleNamespace(score=0.9, took_part=True), "1": SimpleNamespace(score=0.1, took_part=False)}
+        for said in (True, False):
+            case = SimpleNamespace(found=Findings(), whole=True, transcript=transcript)
+            attacks._check_participation(case, "f", "attacks.0", SimpleNamespace(pooled=pooled, client=rows, leak=said))
+            last = case.found.list[-1]
+            assert (last.figure, last.verdict) == ("f, verdict", "recomputed" if said is leak else "contradicted")
+            assert (case.found.list[0].figure, case.found.list[0].verdict) == ("f, truth", "recomputed")
+
+
+def test_a_hit_more_or_less_is_seen_in_any_bound():
+    """The share is kept to many digits: a millionth is rounding, and more is not."""
+    low, high = clopper_pearson(3, 8)
+    for change, wrong in (
+        ({}, []), ({"low": low + 5e-7}, []), ({"low": low + 5e-6}, ["low"]), ({"high": high - 5e-6}, ["high"]),
+        ({"value": 0.375 + 5e-6, "high": high + 1e-3}, ["value", "high"]),
+    ):  # fmt: skip
+        rate = Rate(**({"value": 0.375, "low": low, "high": high, "n": 8, "hits": 3} | change))
+        result = SimpleNamespace(pooled=SimpleNamespace(identification=rate), baselines={}, client={})
+        case = SimpleNamespace(found=Findings())
+        attacks._check_reconstruction(case, "f", "attacks.0", result)
+        fields = [one.field for one in case.found.list if one.verdict == "contradicted"]
+        assert fields == [f"attacks.0.pooled.identification.{name}" for name in wrong]
+        assert [one.verdict for one in case.found.list if one.field == ""] == ["the author's word"] * (not wrong)

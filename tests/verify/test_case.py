@@ -119,6 +119,59 @@ def test_another_transport_is_the_methods(foreign, monkeypatch):
     assert Case.foreign_transport.func(here) is bool(foreign)
 
 
+@pytest.mark.parametrize(("rounds", "last"), [([], 0), ([4], 4), ([1, 2, 7], 7)])
+def test_a_transcript_is_looked_through_to_the_records_last_round(rounds, last, monkeypatch, tmp_path):
+    looked = []
+    monkeypatch.setattr(module, "look_through", lambda *of: looked.append(of) or "contents")
+    monkeypatch.setattr(module, "kept_rounds", lambda record: "kept")
+    record = SimpleNamespace(rounds=[SimpleNamespace(round=t) for t in rounds])
+    assert Case.contents.func(SimpleNamespace(folder=tmp_path, record=record)) == "contents"
+    assert looked == [(tmp_path / "transcript", last, "kept")]
+
+
+@pytest.mark.parametrize("there", [True, False, None])
+def test_a_checkpoint_that_cannot_be_read_is_none(there, monkeypatch, tmp_path):
+    class Store:
+        def __init__(self, folder):
+            self.folder = folder
+
+        def peek(self):
+            if there is None:
+                raise FedauditError("it is cut off")
+            return {} if there else None
+
+    monkeypatch.setattr(module, "Store", Store)
+    found = Case.store.func(SimpleNamespace(folder=tmp_path))
+    assert (found and found.folder) == (tmp_path / "checkpoint" if there else None)
+
+
+def test_code_is_compared_as_this_machine_would_run_it(monkeypatch):
+    """With a world its setting counts, which may name another folder of data."""
+    asked = []
+    monkeypatch.setattr(module, "read_from", lambda folder: nullcontext())
+    monkeypatch.setattr(module, "code_of_setting", lambda setting: asked.append(setting) or "now")
+    monkeypatch.setattr(module, "differences", lambda then, now: [f"{then} {now}"])
+    monkeypatch.setattr(module, "harness", lambda: "h")
+    monkeypatch.setattr(module, "is_same", lambda then, now: then == now)
+    record = SimpleNamespace(code="then", harness="h", setting="the records")
+    for world in (None, SimpleNamespace(setting="the worlds")):
+        assert Case.other_code.func(SimpleNamespace(record=record, world=world, folder=None)) == "then now"
+    assert asked == ["the records", "the worlds"]
+
+    def gone(setting):
+        raise FedauditError("no module")
+
+    monkeypatch.setattr(module, "code_of_setting", gone)
+    here = SimpleNamespace(record=record, world=None, folder=None)
+    assert Case.other_code.func(here) == "its code is not here: no module"
+
+
+def test_a_world_and_why_there_is_none():
+    here = SimpleNamespace(_opened=("a world", "why"))
+    assert Case.world.fget(here) == "a world"
+    assert Case.why_no_world.fget(here) == "the run's data or code is not here: why"
+
+
 # --- the rows of sums ------------------------------------------------------------------------------------------------
 
 
@@ -231,3 +284,46 @@ def test_folders_are_checked_in_their_order_with_their_progress(monkeypatch, tmp
     (tmp_path / "a" / "transcript" / "x").write_bytes(b"12345")
     (tmp_path / "a" / "transcript" / "y").write_bytes(b"67")
     assert many._size(tmp_path / "a") == 7
+
+
+@pytest.mark.parametrize(("jobs", "workers"), [(2, 2), (9, 3)])
+def test_the_largest_folder_is_checked_first_and_each_is_found_in_its_place(jobs, workers, monkeypatch, tmp_path):
+    made, told = [], []
+
+    class Answer:
+        def __init__(self, *of):
+            self.result = lambda: of
+
+    class Pool:
+        def __init__(self, *of):
+            made.append(of)
+            self.asked = []
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *of):
+            pass
+
+        def submit(self, fn, folder, how):
+            self.asked.append(folder.name)
+            made.append(folder.name)
+            return Answer(fn, folder.name, how)
+
+        def shutdown(self, cancel_futures):
+            made.append(("shut down", cancel_futures))
+
+    folders = [tmp_path / name for name in ("small", "large", "middle")]
+    for folder, size in zip(folders, (1, 9, 5), strict=True):
+        (folder / "transcript").mkdir(parents=True)
+        (folder / "transcript" / "x").write_bytes(b"0" * size)
+    monkeypatch.setattr(many, "ProcessPoolExecutor", Pool)
+    monkeypatch.setattr(many, "as_completed", lambda waiting: sorted(waiting, key=lambda one: -waiting[one]))
+    found = many.verify_all(folders, jobs=jobs, trust=True, watch=lambda *of: told.append(of), seed=4)
+    assert found == [(many._verified, folder.name, {"seed": 4}) for folder in folders]
+    (count, context, begin, trusted), *rest = made
+    assert (count, begin, trusted) == (workers, many.registry.trust, (True,))
+    assert context.get_start_method() == "spawn"
+    assert rest == ["large", "middle", "small", ("shut down", True)]
+    assert told == [(0, 3, "starting"), (1, 3, "middle"), (2, 3, "large"), (3, 3, "small")]
+    assert many.verify_all.__kwdefaults__ == {"jobs": 1, "trust": False, "watch": None}

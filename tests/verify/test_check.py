@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from fedaudit import __version__
 from fedaudit.errors import RunError
 from fedaudit.verify import check
 from fedaudit.verify.check import NOTE, Note
@@ -121,10 +122,14 @@ def steps(monkeypatch):
 @pytest.mark.parametrize("sums", [{}, {(1, 0): "a sum"}])
 def test_which_checks_are_made(whole, rerun, sums, steps, tmp_path, monkeypatch):
     """Without a whole transcript nothing is computed from its messages."""
-    case = SimpleNamespace(found=Findings(), whole=whole, sums=sums, world=None, watch=lambda *of: None)
+    told, made = [], []
+    case = SimpleNamespace(found=Findings(), whole=whole, sums=sums, world=None, watch=lambda *of: told.append(of))
     monkeypatch.setattr(check, "_begun", lambda folder: SimpleNamespace(status="done"))
-    monkeypatch.setattr(check, "Case", lambda *args, **named: case)
-    checked = check.verify(tmp_path, rerun=rerun, seed=3)
+    monkeypatch.setattr(check, "Case", lambda *args, **named: made.append((args[0], named)) or case)
+    checked = check.verify(tmp_path, rerun=rerun, seed=3, data_dir="there", watch="watch")
+    parts = ["transcript", "ledger", "accuracy", "attacks", *(["rerun"] if whole and rerun else [])]
+    assert told == [(i, 6, part) for i, part in enumerate(parts)]
+    assert made == [(tmp_path, {"data_dir": "there", "watch": "watch"})]
     left_out = set() if whole else {"check_traffic", "check_twins", "check_rerun"}
     left_out |= set() if rerun else {"check_rerun"}
     expected = [name for name in STEPS if name not in left_out]
@@ -159,3 +164,62 @@ def test_which_checks_gates_make(status, steps, tmp_path, monkeypatch):
     assert check.cheap_check(tmp_path) == []
     more = ["check_transcript", ("check_ledger", True), "check_sums"] if status == "done" else []
     assert steps == ["check_seal", "check_copies", *more]
+
+
+@pytest.mark.parametrize("name", ["transcript", "checkpoint", "setting.json", check.MARKER])
+def test_gates_look_at_any_part_of_a_run_folder(name, steps, tmp_path, monkeypatch):
+    """Of what they find, contradictions count, and not the author's word."""
+    (tmp_path / name).touch()
+    case = SimpleNamespace(found=Findings())
+    case.found.word("f", "a word")
+    case.found.contradicted("g", "file", "field", 1, 2)
+    case.found.recomputed("h")
+    monkeypatch.setattr(check, "_begun", lambda folder: SimpleNamespace(status="done"))
+    monkeypatch.setattr(check, "Case", lambda *of: case)
+    assert [one.figure for one in check.cheap_check(str(tmp_path))] == ["g"]
+    begun = Checked(folder="f", findings=case.found.list[:2])
+    monkeypatch.setattr(check, "_begun", lambda folder: begun)
+    assert [one.figure for one in check.cheap_check(tmp_path)] == ["g"]
+    assert check.verify(tmp_path) is begun
+
+
+def test_a_note_counts_what_was_found(tmp_path):
+    found = Findings()
+    for i in range(3):
+        found.recomputed(f"f {i}")
+    found.word("g", "a word")
+    found.word("g", "another")
+    found.contradicted("h", "file", "field", 1, 2)
+    check._leave_note(tmp_path, Checked(folder="f", findings=found.list, tasks=9, rerun=4, seal="s"))
+    kept = check.read_note(tmp_path)
+    assert (kept.recomputed, kept.contradicted, kept.word, kept.tasks, kept.rerun, kept.seal) == (3, 1, 2, 9, 4, "s")
+    assert kept.fedaudit == __version__
+    assert len(kept.when) == len("2026-01-01T00:00:00+00:00")
+    assert (tmp_path / NOTE).read_text().startswith('{\n "fedaudit"'), "as the other files of a run: one blank a level"
+    (tmp_path / "a file").touch()
+    check._leave_note(tmp_path / "a file", Checked(folder="f"))
+    assert check.read_note(tmp_path / "a file") is None, "a folder that cannot be written is no error"
+    check._leave_note(tmp_path, Checked(folder="f"))
+    assert check.read_note(tmp_path).seal == ""
+
+
+@pytest.mark.parametrize("broken", [[], ["record.json"]])
+@pytest.mark.parametrize("signature", [None, "a signature"])
+def test_what_is_said_of_a_folders_seal_and_note(broken, signature, tmp_path, monkeypatch):
+    seal = SimpleNamespace(digest="0123456789" * 4, signature=signature, broken_by=lambda now: broken)
+    monkeypatch.setattr(check, "Seal", SimpleNamespace(of=lambda folder: SimpleNamespace(digest="s")))
+    monkeypatch.setattr(check, "read_seal", lambda folder: None)
+    assert check.checked_lines(tmp_path) == ["not sealed", "not checked (`fedaudit verify` does it)"]
+    monkeypatch.setattr(check, "read_seal", lambda folder: seal)
+    (tmp_path / NOTE).write_text(note().model_dump_json())
+    told, checked = check.checked_lines(tmp_path)
+    assert told == "seal 01234567890123456789012345678901" + (", signed" if signature else "") + (
+        "; BROKEN: files were changed after it (`fedaudit verify` names them)" if broken else ""
+    )
+    assert checked == note().text("s")
+
+    def read(folder):
+        raise RunError("the seal is cut off")
+
+    monkeypatch.setattr(check, "read_seal", read)
+    assert check.checked_lines(tmp_path) == ["the seal is cut off"]

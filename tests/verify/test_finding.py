@@ -13,7 +13,7 @@ from fedaudit import Down, State
 from fedaudit.privacy.calibration import gaussian_epsilon
 from fedaudit.verify import accuracy, case, epsilon_audits, ledger, noise_key, rerun, server_rounds, traffic, twins
 from fedaudit.verify.case import MOST, Case
-from fedaudit.verify.finding import Findings, differences
+from fedaudit.verify.finding import Checked, Findings, differences
 from fedaudit.verify.rerun import _Outcome
 from fedaudit.wire.codec import encode, read_header
 
@@ -63,6 +63,66 @@ def test_five_differences_are_told():
     assert [one.field for one in found.list] == [f"field.{i}" for i in range(5)]
     assert list(differences([1, 2], [1])) == [("", "2 entries", "1 entries")]
     assert [path for path, *_ in differences({"a": [1, {"b": 2}]}, {"a": [1, {"b": 3, "c": 0}]})] == ["a.1.b", "a.1.c"]
+
+
+def test_a_difference_of_exactly_what_is_allowed_is_none():
+    def same(a, b, close=0.0):
+        return list(differences(a, b, "x", close)) == []
+
+    assert same(0.0, 0.5, 0.5)
+    assert not same(0.0, 0.75, 0.5)
+    assert same(2.0, 4.0, 0.5)
+    assert same(-4.0, -2.0, 0.5)
+    assert not same(2.0, 4.5, 0.5)
+    assert same(1, 1.0)
+    assert not same(1, True), "a number is no answer to a question"
+    assert same(True, True)
+    assert not same(True, False)
+    assert same("Infinity", math.inf)
+    assert not same("Infinity", "-Infinity", 9.0)
+    assert same("NaN", math.nan)
+    assert not same(math.nan, 1.0, 9.0)
+    assert not same("a", "b")
+    assert not same(None, 0)
+    assert not same("12", ["1", "2"])
+    assert list(differences({"a": 1}, {"b": 1})) == [("a", 1, "nothing"), ("b", "nothing", 1)]
+    assert list(differences([1, 5], [2, 5])) == [("0", 1, 2)]
+    assert list(differences({"a": {"b": 1.0}}, {"a": {"b": 1.5}}, close=0.5)) == []
+
+
+def test_a_finding_in_a_line():
+    found = Findings()
+    found.recomputed("f")
+    found.recomputed("f", "from it")
+    found.word("g", "nobody knows")
+    found.contradicted("h", "a.json", "x.y", 0.123456789, 3)
+    found.contradicted("h", "a.json", "", "one", None, "why")
+    assert [one.text() for one in found.list] == [
+        "f: recomputed",
+        "f: recomputed. from it",
+        "g: the author's word. nobody knows",
+        "h: contradicted. a.json: x.y is 0.123457, recomputed 3",
+        "h: contradicted. a.json is one, recomputed None (why)",
+    ]
+    checked = Checked(folder="here", findings=found.list)
+    counts = [checked.count(verdict) for verdict in ("recomputed", "the author's word", "contradicted")]
+    assert counts == [2, 1, 2]
+    assert checked.contradictions == found.list[3:]
+    assert (checked.tasks, checked.rerun, checked.seal) == (0, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        (True, True), (3, 3), (None, None), (0.5, 0.5), (math.inf, "inf"), (-math.inf, "-inf"), ("a" * 160, "a" * 160),
+        ("a" * 161, "a" * 160 + "..."), ([1, "b"], "[1, 'b']"),
+    ],
+)  # fmt: skip
+def test_values_are_shown_as_far_as_a_line_goes(value, shown):
+    found = Findings()
+    found.contradicted("f", "file", "field", value, value)
+    assert (found.list[0].recorded, found.list[0].recomputed) == (shown, shown)
+    assert type(found.list[0].recorded) is type(shown)
 
 
 # --- the case --------------------------------------------------------------------------------------------------------
@@ -370,6 +430,9 @@ def test_of_tensors_that_a_model_lacks_and_has_too_many_the_first_is_named(monke
 
 def test_tasks_done_again_are_counted_from_nothing():
     assert _Outcome() == _Outcome(done=0, exact=0, largest=0.0, unreadable=0, wrong=0, reasons=[])
+    here = made(other_machine="")
+    rerun._report(here, _Outcome(), 0, 9, 5)
+    assert here.found.list == [], "nothing was chosen, and nothing is told"
 
 
 @pytest.mark.parametrize(

@@ -221,6 +221,7 @@ def test_what_may_cost_nothing(facts, sent, policies, said):
         ({"logits": ["server", "client 1", "client 2"], "training": []}, None,
          ("client 1, client 2, server", "client 2, server")),
         ({"training": []}, None, ("nobody", "client 2, server")),
+        ({"logits": ["server"], "training": ["server"]}, None, ("server", "client 2, server")),  # of two the first
     ],
 )  # fmt: skip
 def test_who_saw_what_was_relayed(observers, start, named):

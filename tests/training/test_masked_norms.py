@@ -1,0 +1,74 @@
+"""Batch norms that leave rows out, against torch's on the rows that count."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedaudit.training.stacked.masked_norms import MaskedNorms, Unmaskable, batch_norm, maskable, one_channel
+
+MASK = torch.tensor([True, False, True, True, False])
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (5, 3, 4), (5, 3, 2, 4)])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracked", [True, False])
+def test_statistics_are_those_of_the_rows_that_count(shape: tuple[int, ...], affine: bool, tracked: bool) -> None:
+    kind = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d}[len(shape)]
+    norm = kind(3, momentum=0.3, eps=0.01, affine=affine, track_running_stats=tracked).double()
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    if affine:
+        nn.init.uniform_(norm.weight, 1, 2)
+        nn.init.uniform_(norm.bias, 1, 2)
+    if tracked:
+        norm.running_mean.fill_(2.0)  # type: ignore[union-attr]
+    theirs = copy.deepcopy(norm)
+    with MaskedNorms(MASK):
+        mine = norm(x)
+    assert torch.allclose(mine[MASK], theirs(x[MASK]))
+    if tracked:
+        assert torch.allclose(norm.running_mean, theirs.running_mean)  # type: ignore[arg-type]
+        assert torch.allclose(norm.running_var, theirs.running_var)  # type: ignore[arg-type]
+    assert mine.shape == x.shape
+
+
+def test_in_evaluation_and_elsewhere_nothing_is_changed() -> None:
+    norm = nn.BatchNorm1d(3).eval()
+    x = torch.randn(4, 3)
+    with MaskedNorms(MASK):
+        assert torch.equal(norm(x), F.batch_norm(x, torch.zeros(3), torch.ones(3), torch.ones(3), torch.zeros(3)))
+        assert torch.equal(F.relu(x), x.clamp(min=0))
+    with MaskedNorms(MASK), pytest.raises(Unmaskable, match="saw 4 rows of a batch of 5"):
+        norm.train()(x)
+
+
+def test_what_is_not_said_is_as_in_torch() -> None:
+    x, mean, var = torch.tensor([[1.0], [3.0]]), torch.zeros(1), torch.ones(1)
+    out = batch_norm(torch.tensor([True, True]), x, mean, var)
+    assert out.flatten().tolist() == pytest.approx([-1 / (1 + 1e-5) ** 0.5, 1 / (1 + 1e-5) ** 0.5], abs=1e-7)
+    assert (mean.item(), var.item()) == pytest.approx((0.2, 0.9 + 0.1 * 2.0)), "a tenth, of the unbiased variance"
+
+
+def test_which_norms_can_leave_rows_out() -> None:
+    class Own(nn.BatchNorm1d):
+        pass
+
+    kinds = [nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2)]
+    assert all(map(maskable, kinds))
+    assert not any(map(maskable, [Own(2), nn.BatchNorm1d(2, momentum=None), nn.GroupNorm(1, 2), nn.SyncBatchNorm(2)]))
+
+
+@pytest.mark.parametrize(
+    ("layer", "training", "found"),
+    [
+        (nn.BatchNorm1d(1), True, True), (nn.BatchNorm1d(1), False, False), (nn.BatchNorm1d(2), True, False),
+        (nn.BatchNorm1d(1, track_running_stats=False), False, True), (nn.Linear(1, 1), True, False),
+    ],
+    ids=["training", "evaluation", "two channels", "untracked", "no norm"],
+)  # fmt: skip
+def test_norms_of_one_channel_that_look_at_the_batch(layer: nn.Module, training: bool, found: bool) -> None:
+    assert one_channel(nn.Sequential(nn.BatchNorm2d(3), layer).train(training)) is found
