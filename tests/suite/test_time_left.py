@@ -253,7 +253,7 @@ def test_of_two_that_are_late_the_slower_one_counts_for_others():
     assert left.left(20.0) == pytest.approx(max(x, y + 4 * (20 + x))), "z waits for y, at the rate of x"
     assert left.left(2.0) == pytest.approx(max(0.1 + 4 * 2, 6)), "exactly in time is not late"
     left.measured(("any",), "attacks", 9.0, 3.0, before=False)
-    assert left.left(20.0) == pytest.approx(max(x, y + 4 * 3)), "what was measured counts before what is late"
+    assert left.left(20.0) == pytest.approx(0.05 * 12 + 0.5 * 8 + 4 * 3), "what was measured counts before what is late"
 
 
 def test_half_may_be_guessed_and_no_more():
