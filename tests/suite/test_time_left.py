@@ -239,6 +239,16 @@ def test_starts_count_after_the_first_of_each_job():
     assert left.left(23.0) == pytest.approx(2 + 1 + 7)
 
 
+def test_first_starts_are_timed_from_when_they_began():
+    left = TimeLeft(1, report=1.0)
+    left.add("a", work("a", start=1, rounds=1))
+    left.begun("a", 1000.0)
+    left.progress("a", "rounds", 0.0, 1008.0)
+    left.progress("a", "rounds", 0.5, 1009.0)
+    left.progress("a", "rounds", 0.5, 1009.5)
+    assert left.left(1009.5) == pytest.approx(0.5 + 8), "told the same again, half a second later"
+
+
 def test_of_two_that_are_late_the_slower_one_counts_for_others():
     """Attacks should take 2 s a unit. The one unit of x runs for 20 s, and so do the four of y."""
     left = TimeLeft(2)
@@ -254,6 +264,29 @@ def test_of_two_that_are_late_the_slower_one_counts_for_others():
     assert left.left(2.0) == pytest.approx(max(0.1 + 4 * 2, 6)), "exactly in time is not late"
     left.measured(("any",), "attacks", 9.0, 3.0, before=False)
     assert left.left(20.0) == pytest.approx(0.05 * 12 + 0.5 * 8 + 4 * 3), "what was measured counts before what is late"
+
+
+def test_half_of_a_stage_is_late_by_what_is_left_of_it():
+    """Attacks should take 2 s a unit. Half of the four units of x are done at 1 s, and then nothing comes for 20 s."""
+    left = TimeLeft(1)
+    left.measured(("any",), "rounds", 1.0, 1.0, before=True)
+    left.measured(("row",), "attacks", 2.0, 1.0, before=True)
+    left.add("x", work("x", attacks=4.0))
+    left.add("z", work("z", row="other", method="other", attacks=1.0))
+    left.begun("x", 0.0)
+    left.progress("x", "attacks", 0.5, 1.0)
+    x = 0.05 * 4 + 0.5 * 16
+    assert left.left(21.0) == pytest.approx(x + (20 + x) / 2), "z at the rate of the two units that are late"
+    assert left.left(4.0) is None, "x is in time, and tells nothing of z"
+
+
+def test_a_cell_that_starts_has_only_the_rest_of_its_rounds_before_it():
+    left = TimeLeft(1)
+    left.measured(("any",), "start", 2.0, 1.0, before=True)
+    left.measured(("any",), "rounds", 3.0, 1.0, before=True)
+    left.add("a", work("a", behind=0.75, start=1.0, rounds=8.0))
+    left.begun("a", 10.0)
+    assert left.left(11.0) == pytest.approx(1 + 24 / 4)
 
 
 def test_half_may_be_guessed_and_no_more():
