@@ -490,3 +490,24 @@ def test_domains_that_do_not_fit_are_refused():
     )
     assert [len(part) for part in parts] == [3, 2, 4, 3]
     assert sorted(np.concatenate(parts[:2]).tolist()) == list(range(5))
+
+
+def test_a_ratio_takes_as_many_records_as_rounding_allows():
+    """One record of class 0 and two of class 1, half and half: where class 1 leads, all three are taken."""
+    taken = set()
+    for seed in range(8):
+        (mine,) = partition("ratio:1:1", np.array([0, 1, 1]), 1, np.random.default_rng(seed), classes=2, minimum=1)
+        held = [0, 1, 1]
+        taken.add(tuple(held[i] for i in mine))
+    assert taken == {(0, 1, 1), (0, 1)}
+
+
+def test_clients_that_want_a_class_that_is_used_up_take_others():
+    """Shares of one class each: both of two clients may want the same, and both get ten records all the same."""
+    y = np.repeat([0, 1], 10)
+    alike = 0
+    for seed in range(8):
+        parts = partition("dirichlet-balanced:1e-6", y, 2, np.random.default_rng(seed), classes=2, minimum=1)
+        assert [len(part) for part in parts] == [10, 10]
+        alike += len({int(y[i]) for i in parts[0]}) > 1
+    assert alike > 0

@@ -78,6 +78,8 @@ def test_claims_that_applied_to_nothing():
     assert guarantee._idle_claim([one]) == ""
     idle = record(client(entries=[entry("weights")]), privacy=asked)
     assert guarantee._idle_claim([idle]).startswith("applied to nothing")
+    exactly = record(client(entries=[entry("weights")]), privacy={"logits": {"epsilon": 2}})
+    assert guarantee._idle_claim([exactly]) == "applied to nothing that this method sends"
     assert (guarantee._no_claim([one]), guarantee._no_claim([record()])) == ("", "none made")
     assert guarantee._no_claim([record(privacy={"training": {"noise_multiplier": 1.0}})]) == "not asked for"
     updates = record(client(entries=[entry("weights", unit="client")]), privacy={"updates": {"epsilon": 1}})
