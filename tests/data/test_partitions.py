@@ -531,3 +531,11 @@ def test_what_a_federation_is_like_unless_it_is_said():
     assert all(size[1:] in {(3, 1, 0), (2, 1, 0)} for size in sizes)
     with pytest.raises(DataError, match="90 records are too few for 10 clients of at least 10 each"):
         federate(data, clients=10, partition="iid", seed=0)
+
+
+def test_a_client_with_exactly_its_fair_share_gets_no_more():
+    """Two classes of ten, each wholly for one of two clients: whoever has the first does not get the second."""
+    y = np.repeat([0, 1], 10)
+    for seed in range(8):
+        parts = partition("dirichlet-capped:1e-6", y, 2, np.random.default_rng(seed), classes=2, minimum=1)
+        assert sorted(sorted(y[part].tolist()) for part in parts) == [[0] * 10, [1] * 10]
