@@ -20,6 +20,7 @@ from fedaudit.epsilon.audit_result import AuditedClaim
 from fedaudit.errors import RunError, SettingError
 from fedaudit.flower import audit_mods, epsilon, run_app
 from fedaudit.flower.claims import LocalClaim, local_claims
+from fedaudit.flower.client import identify
 from fedaudit.flower.messages import array_of
 from fedaudit.runtime.run_record import read_record
 
@@ -139,6 +140,7 @@ def start_of(tensors=START):
 @pytest.mark.parametrize("name", ["arrays", "fitins.parameters"])
 def test_an_answer_moves_the_model_by_the_update(name):
     """In order, each array in its shape and type. The older API's mods read what `fit` returned."""
+    identify()
     update = torch.arange(8.0, dtype=torch.float64) / 4
     before = {key: t.double() for key, t in START.items()}
     request = Message(RecordDict({name: start_of()}), dst_node_id=1, message_type="train")
