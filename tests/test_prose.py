@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -35,13 +36,21 @@ def read() -> Read:
                 continue
             files += 1
             name = path.relative_to(ROOT).as_posix()
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in statements(ast.parse(path.read_text())):
                 if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                     if text := ast.get_docstring(node):
                         docstrings.append((f"{name}:{getattr(node, 'name', '')}", text))
                 elif isinstance(node, ast.Raise) and node.exc is not None:
                     errors.append((f"{name}:{node.lineno}", said(node.exc)))
     return Read(files, docstrings, errors)
+
+
+def statements(tree: ast.AST) -> Iterator[ast.AST]:
+    """Yield a tree and all statements in it: docstrings and errors stand in no expression, and most nodes are those."""
+    yield tree
+    for name in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for inner in getattr(tree, name, ()):
+            yield from statements(inner)
 
 
 def said(node: ast.AST) -> str:

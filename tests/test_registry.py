@@ -37,3 +37,11 @@ def test_other_modules_keep_their_names() -> None:
     assert registry.public_module("mine.methods.a.b") == "mine.methods.a.b"
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("fedaudit.methods.no_such_method")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_one"),
+    [("a.b:C", True), ("a:b.C", True), ("fedavg", False), ("a.b:", False), (":C", False), ("1a:C", False)],
+)
+def test_which_texts_name_users_own_code(text, is_one):
+    assert registry.is_path(text) is is_one

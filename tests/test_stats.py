@@ -160,3 +160,13 @@ def test_scores_above_and_parts():
         assert (len(one), len(other)) == (cut, n - cut)
         assert sorted([*one, *other]) == list(range(n))
         assert np.all(np.diff(one) > 0)
+
+
+@pytest.mark.parametrize(("k", "n", "confidence"), [(3, 10, 0.95), (57, 80, 0.9), (1, 4, 0.99)])
+def test_wilsons_interval_ends_where_its_equation_holds(k, n, confidence):
+    """Each end q solves |k / n - q| = z sqrt(q (1 - q) / n)."""
+    z = scipy_stats.norm.ppf(0.5 + confidence / 2)
+    low, high = wilson(k, n, confidence)
+    assert low < k / n < high
+    for end in (low, high):
+        assert abs(k / n - end) == pytest.approx(z * math.sqrt(end * (1 - end) / n), rel=1e-9)

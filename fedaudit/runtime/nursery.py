@@ -162,10 +162,11 @@ def _leave_all_but(control: socket.socket, home: Path) -> None:
 _nurseries: dict[int, tuple[Nursery, str]] = {}  # by process: two that run at a time must not share
 
 
-def nursery_of_twins(nurse: Nurse | None = None) -> Nursery:
+def nursery_of_twins(nurse: Nurse | None = None, training: bool = False) -> Nursery:
     """Return the process from which hosts of twins are forked: one for all runs of this process.
 
-    If it has to be started and `nurse` is given, it is forked from this process, and calls that.
+    If it has to be started and `nurse` is given, it is forked from this process, and calls that. Otherwise it imports
+    what private training needs if `training` says that the run has such, or if this process has imported it, too.
     """
     mine = _nurseries.get(os.getpid())
     if mine is not None and not mine[0].spent:
@@ -173,7 +174,9 @@ def nursery_of_twins(nurse: Nurse | None = None) -> Nursery:
     end()
     scratch = tempfile.mkdtemp(prefix="fedaudit-twins-")
     if nurse is None:
-        made = Nursery("", Path(scratch), ["fedaudit.runtime.folder"])
+        # DP-SGD needs opacus, which takes seconds to import: once here, and not in each fork.
+        more = ["opacus"] if training or "opacus" in sys.modules else []
+        made = Nursery("", Path(scratch), ["fedaudit.runtime.folder", *more])
     else:
         made = ForkedNursery(nurse, Path(scratch))
     _nurseries[os.getpid()] = made, scratch
@@ -201,8 +204,9 @@ def is_needed(policies: Iterable[str], twins: str) -> bool:
 
 def start_for(policies: Iterable[str], twins: str) -> None:
     """Start the process for the twins of a run in the background, if the run has any."""
-    if is_needed(policies, twins):
-        nursery_of_twins()
+    kinds = {text.partition(":")[0] for text in policies}
+    if is_needed(kinds, twins):
+        nursery_of_twins(training="training" in kinds)
 
 
 @atexit.register

@@ -68,7 +68,7 @@ class Suite(Frozen):
                 values = {**self.base, **dict(point), **_of_setting(method)}
                 setting = Setting.make(**values)
                 for change in variants(method, setting, self.protections) if self.protections else [{}]:
-                    varied = Setting.make(**{**values, **change})
+                    varied = Setting.make(**{**values, **change}) if change else setting
                     if self.left_out and setting_key(varied)[:KEY] in self.left_out:
                         continue
                     cells.setdefault(varied.model_dump_json(), varied)  # points are equal if a method fixes their key

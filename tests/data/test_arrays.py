@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from fedaudit.data import load
 from fedaudit.data.readers import own_function
-from fedaudit.data.readers.arrays import Arrays, dataset_of
+from fedaudit.data.readers.arrays import Arrays, dataset_of, one_in_five
 from fedaudit.data.readers.folder import read_folder
 from fedaudit.errors import DataError
 
@@ -78,3 +79,82 @@ def test_a_column_of_hugging_face_says_it(tmp_path):
     assert load(f"hf:{tmp_path / 'both'}?person=house").person.tolist() == [i % 2 for i in range(10)]
     with pytest.raises(DataError, match=r"has no column 'hous'. Did you mean 'house'"):
         load(f"hf:{tmp_path / 'both'}?person=hous")
+
+
+# --- everything at once ------------------------------------------------------------------------------------------
+
+
+def test_a_whole_data_set_by_hand():
+    """Eleven records of two domains and three classes; records 2 and 7 of each group are the test set."""
+    y = np.array([2, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0])
+    domain = np.array(["sea", "sea", "sea", "land", "sea", "sea", "sea", "land", "sea", "sea", "sea"])
+    x = np.arange(44, dtype=np.float64).reshape(11, 4) / 7
+    person = np.array([9, 5, 5, 9, 9, 9, 7, 7, 7, 7, 7])
+    found = dataset_of("mine", Arrays(x, y, domain=domain, person=person, class_names=["a", "b", "c"]))
+    test = [4, 10]  # the third and the eighth of class 0 in the sea
+    kept = [i for i in range(11) if i not in test]
+    np.testing.assert_allclose(found.x.numpy(), x[kept].astype(np.float32))
+    np.testing.assert_allclose(found.test_x.numpy(), x[test].astype(np.float32))
+    assert (found.y.tolist(), found.test_y.tolist()) == (y[kept].tolist(), [0, 0])
+    assert (found.name, found.class_names, found.domain_names) == ("mine", ("a", "b", "c"), ("land", "sea"))
+    assert found.domain.tolist() == [int(domain[i] == "sea") for i in kept]
+    assert found.test_domain.tolist() == [1, 1]
+    assert found.person.tolist() == [{5: 0, 7: 1, 9: 2}[person[i]] for i in kept]
+
+
+def test_domains_of_the_test_set_are_numbered_as_those_of_training():
+    """A test record of a domain that nobody trains on leaves the test set without domains."""
+    x, y = np.zeros((4, 2)), np.array([0, 1, 0, 1])
+    for of_test, wanted in ((["c", "a", "b"], [2, 0, 1]), (["a", "a", "d"], None)):
+        given = Arrays(x, y, x[:3], y[:3], domain=["b", "c", "a", "b"], test_domain=of_test)
+        found = dataset_of("mine", given)
+        assert found.domain.tolist() == [1, 2, 0, 1]
+        assert (None if found.test_domain is None else found.test_domain.tolist()) == wanted
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(-0.1, 0.9, "-0.1 to 0.9"), (0.2, 1.1, "0.2 to 1.1"), (0.0, 1.0, "")]
+)
+def test_floats_of_images_lie_from_0_to_1(low, high, said):
+    x = np.full((2, 3, 3), 0.5)
+    x[0, 0, 0], x[1, 2, 1] = low, high
+    if said:
+        with pytest.raises(DataError, match=f"floats from {said}; they have to lie from 0 to 1"):
+            dataset_of("mine", Arrays(x, [0, 1], x, [0, 1]))
+    else:
+        found = dataset_of("mine", Arrays(x, [0, 1], x, [0, 1])).x
+        assert found.shape == (2, 1, 3, 3)
+        assert (found[0, 0, 0, 0], found[1, 0, 2, 1], found[0, 0, 1, 1]) == (0, 255, 128)
+
+
+def test_tensors_are_taken_with_their_gradients_left_behind():
+    x = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    found = dataset_of("mine", Arrays(x, torch.tensor([0, 1]), x, torch.tensor([1, 0])))
+    assert (found.x.tolist(), found.x.requires_grad) == ([[1.0, 2.0], [3.0, 4.0]], False)
+    assert (found.y.tolist(), found.test_y.tolist()) == ([0, 1], [1, 0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"), [((2, 5, 6), (2, 1, 5, 6)), ((2, 5, 6, 3), (2, 3, 5, 6)), ((2, 3, 5, 6), (2, 3, 5, 6)),
+                        ((2, 1, 5, 6), (2, 1, 5, 6)), ((2, 5, 6, 1), (2, 1, 5, 6))]
+)  # fmt: skip
+def test_the_axis_of_channels_becomes_the_second(shape, axes):
+    x = np.arange(np.prod(shape), dtype=np.uint8).reshape(shape)
+    found = dataset_of("mine", Arrays(x, [0, 1], x, [0, 1])).x
+    assert tuple(found.shape) == axes
+    wanted = x[:, None] if len(shape) == 3 else x if shape[1] in (1, 3) else np.moveaxis(x, 3, 1)
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
+@pytest.mark.parametrize("labels", [[0, -1], [0, 2**31], [0.0, 1.0], [0, 1, 0]])
+def test_labels_that_are_none(labels):
+    x = np.zeros((2, 4))
+    with pytest.raises(DataError, match="array y"):
+        dataset_of("mine", Arrays(x, np.array(labels)))
+
+
+def test_one_in_five_of_each_group():
+    """Groups of 7, 2 and 3: records 3 of the first and of the last, by their order in the group."""
+    group = np.array([0, 1, 0, 2, 0, 0, 2, 0, 1, 0, 2, 0])
+    assert np.flatnonzero(one_in_five(group)).tolist() == [4, 10]
+    assert np.flatnonzero(one_in_five(np.zeros(14, dtype=int))).tolist() == [2, 7, 12]

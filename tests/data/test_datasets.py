@@ -627,3 +627,21 @@ def test_a_size_is_a_positive_whole_number(size, tmp_path):
 def test_the_smallest_size_is_one_pixel(tmp_path):
     assert load("digits", tmp_path, size=1).x.shape[1:] == (1, 1, 1)
     assert load("digits", tmp_path, size=None).x.shape[1:] == (1, 8, 8)
+
+
+def test_images_of_a_folder_have_the_size_of_the_first(tmp_path):
+    """In the order of names: a is 6 wide and 4 high, the others are resized."""
+    for name, size in (("a", (6, 4)), ("b", (8, 8)), ("c", (3, 9))):
+        for part in ("train", "test"):
+            (tmp_path / part / "kind").mkdir(parents=True, exist_ok=True)
+            Image.new("L", size, 100).save(tmp_path / part / "kind" / f"{name}.png")
+    found = load(f"folder:{tmp_path}")
+    assert (tuple(found.x.shape), tuple(found.test_x.shape)) == ((3, 1, 4, 6), (3, 1, 4, 6))
+    assert found.x.unique().tolist() == [100]
+
+
+@pytest.mark.parametrize(("raw", "said"), [(b"\0\0\x08", "does not begin as"), (b"\0\0\x08\1", "has 4 bytes")])
+def test_a_head_without_anything_after_it(raw, said, tmp_path):
+    (tmp_path / "f").write_bytes(raw)
+    with pytest.raises(DataError, match=said):
+        _idx_file("mnist", tmp_path / "f")

@@ -321,3 +321,12 @@ def test_data_are_there_in_a_folder_or_in_the_cache(monkeypatch, tmp_path):
     (tmp_path / "cache" / "somebody___data").mkdir(parents=True)
     assert huggingface.there("hf:somebody/data")
     assert huggingface.there(f"hf:{tmp_path}")
+
+
+def test_every_option_of_a_name():
+    text = "hf:a/b?x=text,more&y=label&person=who&config=&train=tr&test=te&length=2&vocabulary=10000000"
+    assert choice_of(text) == Choice("a/b", "text,more", "label", "who", "", "tr", "te", 2, 10_000_000)
+    assert choice_of("hf:a") == Choice("a", None, None, None, None, None, None, 64, 4096)
+    for wrong in ("length=1", "length=10000001", "vocabulary=2.5", "length="):
+        with pytest.raises(SettingError, match="give a whole number from 2 to 10,000,000"):
+            choice_of(f"hf:a?{wrong}")

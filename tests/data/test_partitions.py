@@ -490,3 +490,52 @@ def test_domains_that_do_not_fit_are_refused():
     )
     assert [len(part) for part in parts] == [3, 2, 4, 3]
     assert sorted(np.concatenate(parts[:2]).tolist()) == list(range(5))
+
+
+def test_a_ratio_takes_as_many_records_as_rounding_allows():
+    """One record of class 0 and two of class 1, half and half: where class 1 leads, all three are taken."""
+    taken = set()
+    for seed in range(8):
+        (mine,) = partition("ratio:1:1", np.array([0, 1, 1]), 1, np.random.default_rng(seed), classes=2, minimum=1)
+        held = [0, 1, 1]
+        taken.add(tuple(held[i] for i in mine))
+    assert taken == {(0, 1, 1), (0, 1)}
+
+
+def test_clients_that_want_a_class_that_is_used_up_take_others():
+    """Shares of one class each: both of two clients may want the same, and both get ten records all the same."""
+    y = np.repeat([0, 1], 10)
+    alike = 0
+    for seed in range(8):
+        parts = partition("dirichlet-balanced:1e-6", y, 2, np.random.default_rng(seed), classes=2, minimum=1)
+        assert [len(part) for part in parts] == [10, 10]
+        alike += len({int(y[i]) for i in parts[0]}) > 1
+    assert alike > 0
+
+
+def test_clients_of_a_few_records_are_filled_one_by_one():
+    """A tenth of five records is none: a turn takes one at least."""
+    parts = partition("dirichlet-balanced:1", np.repeat([0, 1], 5), 2, np.random.default_rng(0), classes=2, minimum=1)
+    assert sorted(np.concatenate(parts).tolist()) == list(range(10))
+    assert [len(part) for part in parts] == [5, 5]
+
+
+def test_what_a_federation_is_like_unless_it_is_said():
+    """Of 100 records 10 are set aside, and 9 clients get 10 each: 3 (2.5 and up) held out, 1 to validate, 6 members."""
+    y = torch.arange(100) % 2
+    data = Dataset("d", torch.zeros(100, 2), y, torch.zeros(2, 2), torch.tensor([0, 1]), ("a", "b"))
+    found = federate(data, clients=9, partition="iid", seed=0)
+    assert (len(found.aux), len(found.public)) == (10, 0)
+    sizes = {(len(s.members), len(s.nonmembers), len(s.validation), len(s.canaries)) for s in found.shards}
+    assert {sum(size) for size in sizes} == {10}
+    assert all(size[1:] in {(3, 1, 0), (2, 1, 0)} for size in sizes)
+    with pytest.raises(DataError, match="90 records are too few for 10 clients of at least 10 each"):
+        federate(data, clients=10, partition="iid", seed=0)
+
+
+def test_a_client_with_exactly_its_fair_share_gets_no_more():
+    """Two classes of ten, each wholly for one of two clients: whoever has the first does not get the second."""
+    y = np.repeat([0, 1], 10)
+    for seed in range(8):
+        parts = partition("dirichlet-capped:1e-6", y, 2, np.random.default_rng(seed), classes=2, minimum=1)
+        assert sorted(sorted(y[part].tolist()) for part in parts) == [[0] * 10, [1] * 10]

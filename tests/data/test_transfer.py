@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedaudit.data import load, to_float
+from fedaudit.data import Dataset, load, to_float
 from fedaudit.data.transfer import fitted
 from fedaudit.errors import SettingError
 from fedaudit.runtime.planned_traffic import make_plan
@@ -113,3 +113,15 @@ def test_planning_knows_its_size():
     _, own = make_plan(setting.model_copy(update={"public_dataset": None, "public": 0.1}))
     assert (own.public, own.n[0]) == (5000, 4500)
     assert method.traffic(own)[labels].payload == 10 * 500 * 4
+
+
+@pytest.mark.parametrize(("share", "number"), [(0.0, 5), (0.3, 2), (0.05, 1), (0.5, 3)])
+def test_rows_of_numbers_are_taken_as_they_are(share, number):
+    """A share of five, rounded to the nearest, and one at least; in their order, with their fractions."""
+    x = torch.arange(10.0).reshape(5, 2) / 4
+    data = Dataset("rows", x, torch.arange(5), x, torch.arange(5), tuple("abcde"))
+    found = fitted(data, data.shape, share, torch.Generator().manual_seed(3))
+    chosen = torch.randperm(5, generator=torch.Generator().manual_seed(3))[:number].sort().values
+    assert torch.equal(found, x[chosen])
+    with pytest.raises(SettingError, match="only images can be made to fit"):
+        fitted(data, Shape((3,)), share, torch.Generator())

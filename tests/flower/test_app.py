@@ -9,14 +9,18 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
 
 from fedaudit import registry
 from fedaudit.cli.main import app as cli
-from fedaudit.errors import SettingError
-from fedaudit.flower import read_app
+from fedaudit.errors import RunError, SettingError
+from fedaudit.flower import Records, Terms, read_app, run_app
+from fedaudit.flower import app as flower_app
+from fedaudit.flower.app import App
+from fedaudit.progress import unwatched
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.world import world_of
@@ -51,6 +55,90 @@ def test_what_makes_no_sense_is_refused(more, words, tmp_path):
     assert isinstance(result.exception, SettingError)
     assert words in str(result.exception)
     assert not (tmp_path / "run" / "record.json").exists()
+
+
+class Adapter(Records):
+    """Tells nothing; only its place is read."""
+
+
+def pair_of(told, status="done"):
+    said = SimpleNamespace(begun=True, failure=None, redone="redone")
+    return SimpleNamespace(server=said, client="the client", folder=told, record=lambda: SimpleNamespace(status=status))
+
+
+@pytest.mark.parametrize(
+    ("own", "asked", "found"),
+    [(None, None, None), ("own", None, "own"), ("own", "asked", "asked"), (None, "asked", "asked")],
+)
+def test_what_an_app_is_run_with(own, asked, found, monkeypatch, tmp_path):
+    """What is asked for goes over what the app says: its adapter, its kinds and its config."""
+    said, ran = [], []
+    monkeypatch.setattr(flower_app, "imported", lambda place, cls: (place, cls))
+    monkeypatch.setattr(flower_app, "audited", lambda *of, **how: said.append((of, how)) or pair_of(tmp_path))
+    monkeypatch.setattr(flower_app, "run_here", lambda *of: ran.append(("here", *of)))
+    monkeypatch.setattr(flower_app, "in_simulation", lambda *of: ran.append(("ray", *of)))
+    app = App("mine", "client", "server", {"lr": 1, "E": 2}, {"a": "weights", "b": "count"}, own, "pkg:client")
+    record = run_app(app, out=tmp_path, nodes=3, adapter=asked, config={"E": 5}, kinds={"b": "logits"}, seed=7)
+    assert record.status == "done"
+    ((of, how),) = said
+    assert of == ("client", "server")
+    assert how == {
+        "out": tmp_path, "nodes": 3, "kinds": {"a": "weights", "b": "logits"}, "privacy": None,
+        "adapter": None if found is None else (found, Records), "config": {"lr": 1, "E": 5}, "canaries": 0, "seed": 7,
+        "keep_weights": 10, "name": "mine", "client_at": "pkg:client", "watch": None, "resume": False,
+    }  # fmt: skip
+    assert [(row[0], *row[2:]) for row in ran] == [("here", "the client", 3, 7, tmp_path / flower_app.ERRORS)]
+    run_app(app, out=tmp_path, nodes=3, ray=True, resume=True, canaries=2, keep_weights=4, privacy={"x": {}})
+    assert [row[0] for row in ran] == ["here", "ray"]
+    assert [said[1][1][name] for name in ("resume", "canaries", "keep_weights", "privacy", "seed")] == [
+        True, 2, 4, {"x": {}}, 0,
+    ]  # fmt: skip
+
+
+def test_a_runtime_that_ends_early_left_no_run(monkeypatch, tmp_path):
+    monkeypatch.setattr(flower_app, "audited", lambda *of, **how: pair_of(tmp_path, "running"))
+    monkeypatch.setattr(flower_app, "run_here", lambda *of: None)
+    with pytest.raises(RunError, match="its run is not complete"):
+        run_app(App("mine", "client", "server"), out=tmp_path, nodes=1)
+
+
+def test_the_recorder_of_an_app_knows_its_terms_and_claims(monkeypatch, tmp_path):
+    made, notes = [], []
+    monkeypatch.setattr(flower_app, "Recorder", lambda *of: made.append(of) or SimpleNamespace(note=notes.append))
+    monkeypatch.setattr(flower_app, "local_claims", lambda app: [SimpleNamespace(text=f"claim of {app}")])
+    monkeypatch.setattr(flower_app, "AuditedClientApp", lambda *of: of)
+    monkeypatch.setattr(flower_app, "AuditedServerApp", lambda *of: of)
+    how = {"kinds": {"a": "weights"}, "privacy": {"gradients": {"epsilon": 1}}, "adapter": Adapter}
+    found = flower_app.audited("client", "server", out=tmp_path, nodes=4, **how)
+    server, recorder, config = found.server
+    assert (server, config, found.folder) == ("server", None, tmp_path)
+    client, mod, config = found.client
+    assert (client, config) == ("client", None)
+    terms = Terms({"a": "weights"}, {"gradients": {"epsilon": 1}}, Adapter, 0, 4, 0)
+    assert mod.terms == terms
+    assert [claim.text for claim in recorder().local] == ["claim of client"] == notes
+    ((folder, setting, of, watch, resume),) = made
+    assert (folder, of, watch, resume) == (tmp_path, terms, unwatched, False)
+    assert (setting.set["app"], setting.clients, setting.rounds, setting.keep_weights) == ("app", 4, 0, 10)
+    more = {
+        "config": {"num-server-rounds": 6},
+        "canaries": 2,
+        "seed": 5,
+        "keep_weights": 3,
+        "name": "n",
+        "resume": True,
+    }
+    found = flower_app.audited(
+        "client", "server", out=tmp_path, nodes=4, adapter=Adapter, client_at="p:c", watch=max, **more
+    )
+    found.server[1]()
+    _, setting, of, watch, resume = made[-1]
+    assert (of, watch, resume) == (Terms({}, {}, Adapter, 5, 4, 2), max, True)
+    assert found.server[2] == {"num-server-rounds": 6}
+    assert (setting.set["app"], setting.set["client"], setting.rounds, setting.keep_weights) == ("n", "p:c", 6, 3)
+    assert (setting.seed, setting.canaries, setting.set["config"]) == (5, 2, {"num-server-rounds": 6})
+    with pytest.raises(SettingError, match="Give an adapter"):
+        flower_app.audited("client", "server", out=tmp_path, nodes=4, canaries=1)
 
 
 def test_a_folder_that_is_no_app(tmp_path):

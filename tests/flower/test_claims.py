@@ -12,7 +12,17 @@ from flwr.server import strategy as older
 from flwr.serverapp import strategy as newer
 
 from fedaudit.flower import App, audit_mods, run_app
-from fedaudit.flower.claims import LocalClaim, Reported, _free, local_claims, reported, reported_audit, strategy_claim
+from fedaudit.flower.claims import (
+    TRIED_AS,
+    CentralClaim,
+    LocalClaim,
+    Reported,
+    _free,
+    local_claims,
+    reported,
+    reported_audit,
+    strategy_claim,
+)
 from fedaudit.privacy.calibration import gaussian_epsilon
 
 
@@ -102,3 +112,79 @@ def test_what_a_function_holds_by_name():
     assert _free(holds) == {"inside": 3}
     assert _free(len) == {}, "a builtin has no code"
     assert _free(lambda: 1) == {}, "nothing is held"
+
+
+def test_what_nodes_report_in_words():
+    """Node 3 begins anew in each of three rounds, node 1 in two; node 2 grows. The run of node 3 is the longest."""
+    found = [Reported(3, 2.0, None), Reported(1, 1.5, 1e-3), Reported(2, 1.0, 1e-6), Reported(3, 1.0, None),
+             Reported(1, 1.5, 1e-3), Reported(2, 9.0, None), Reported(3, 2.0, None)]  # fmt: skip
+    said, remark = reported_audit(found, 7.0)
+    assert remark == (
+        "node 3 reports an epsilon of at most 2 in each of 3 rounds, and it does not grow: it is that of one round. "
+        "By basic composition the run has 5, at delta 0.003"
+    )
+    assert (said.claim_epsilon, said.delta, said.ledger_epsilon, said.threat) == (9.0, 1e-3, 7.0, "server")
+    assert (said.claim, said.test, said.kind) == ("reported by the app's metrics", "claim", "weights")
+    assert (said.lower_bound, said.p_value, said.trials, said.confidence, said.method) == (0.0, 1.0, 0, 0.95, "")
+    assert reported_audit([Reported(0, 1.0, None)], None)[0].delta == 1e-5
+    assert reported_audit([Reported(0, 1.0, None)], None)[1] is None, "one round may be the whole run"
+
+
+@pytest.mark.parametrize(
+    ("tables", "wanted"),
+    [
+        ([{"eps": 3}, {"epsilon": 1.0}], (3.0, None)),
+        ([{"epsilon_spent": 0.0, "delta": 1e-4}], (0.0, 1e-4)),
+        ([{"privacy_epsilon": 2.0, "target-delta": 1e-7, "privacy_delta": 1e-3}], (2.0, 1e-7)),
+        ([{"eps": -1.0}, {"eps": 5.0, "delta": 1}], (5.0, None)),
+        ([{"epsilon": 1.0, "eps": 2.0, "target_delta": 1e-9, "delta": 1e-4}], (1.0, 1e-9)),
+        ([{"epsilon": True}], None),
+        ([], None),
+    ],
+)
+def test_which_entry_of_the_metrics_is_an_epsilon(tables, wanted):
+    assert reported(4, tables) == (None if wanted is None else Reported(4, *wanted))
+
+
+def test_a_central_claim_in_words_and_figures():
+    claim = CentralClaim("W", 0.5, 1.5, 8)
+    assert claim.text.startswith("claim of W: noise multiplier 0.5, clipping norm 1.5, for the models that the server")
+    assert CentralClaim("W", 0.5, None, 8, True).text.startswith(
+        "claim of W: noise multiplier 0.5, for the sum of all updates; each node adds a part"
+    )
+    assert claim.remark(7) == "W scales its noise for 8 nodes, and 7 took part: the noise multiplier is 0.438, not 0.5"
+    assert [claim.remark(nodes) for nodes in (0, 8, 9)] == [None] * 3
+    assert CentralClaim("W", 0.5, 1.5, None).remark(1) is None
+    said = claim.audit(9, 3.0)
+    assert (said.claim, said.threat, said.delta, said.ledger_epsilon) == (
+        "W, 9 rounds",
+        "outsider and peers",
+        1e-5,
+        3.0,
+    )
+    assert said.claim_epsilon == pytest.approx(gaussian_epsilon(6.0, 1e-5))
+    assert CentralClaim("W", 0.0, None, None).audit(1, None).claim_epsilon == math.inf
+
+
+@pytest.mark.parametrize(
+    ("has", "wanted"),
+    [
+        ({}, None),
+        ({"noise_multiplier": "much"}, None),
+        ({"noise_multiplier": 1}, (1.0, None, None, False)),
+        ({"noise_multiplier": 0.5, "clip_norm": 2, "num_sampled_clients": 4}, (0.5, 2.0, 4, False)),
+        ({"noise_multiplier": 0.5, "clipping_norm": 3.0, "clip_norm": 2.0}, (0.5, 3.0, None, False)),
+        ({"noise_multiplier": 0.5, "clip_norm": "x", "num_sampled_clients": 4.5, "server_side_noising": False},
+         (0.5, None, None, True)),
+        ({"noise_multiplier": 0.5, "server_side_noising": True}, (0.5, None, None, False)),
+    ],
+)  # fmt: skip
+def test_what_a_strategy_claims_by_its_attributes(has, wanted):
+    strategy = type("Mine", (), has)()
+    assert strategy_claim(strategy) == (None if wanted is None else CentralClaim("Mine", *wanted))
+
+
+def test_a_local_claim_that_nobody_tried():
+    said = LocalClaim("M", 4.0, 1e-6, 0.5, 1.0).audit(8.0)
+    assert (said.claim, said.claim_epsilon, said.delta, said.ledger_epsilon) == ("M, one upload", 4.0, 1e-6, 8.0)
+    assert (said.test, said.threat, said.verdict) == (TRIED_AS, "whoever sees the upload: server", "not tried")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -10,7 +13,7 @@ from typer.testing import CliRunner
 
 from fedaudit.cli.main import app as cli
 from fedaudit.errors import RunError
-from fedaudit.flower import RecordingMod, Terms, collect, run_app
+from fedaudit.flower import RecordingMod, Terms, collect, node_log, run_app
 from fedaudit.flower.in_process_runtime import run_here
 from fedaudit.runtime.folder import RunFolder
 
@@ -88,3 +91,49 @@ def test_the_server_gets_what_the_page_has(pages):
     sent = torch.from_numpy(first.reply.content["arrays"].to_numpy_ndarrays()[0])
     assert float(sent.std()) == pytest.approx(1.0, rel=0.15)  # multiplier 1, sensitivity 2 C = 1, from zeros
     assert np.array_equal(first.asked.content["arrays"].to_numpy_ndarrays()[0], np.zeros((10, 64)))
+
+
+def test_pages_are_told_by_round_and_then_in_the_order_of_the_nodes(monkeypatch, tmp_path):
+    """Two nodes. Round 1 has evaluation after training, round 2 the other way; node 1 was not asked at first."""
+    rounds = [(0, 0, 1, "train"), (0, 1, 1, "evaluate"), (0, 2, 2, "evaluate"), (0, 3, 2, "train"),
+              (1, 0, 1, "evaluate"), (1, 1, 2, "evaluate"), (1, 2, 2, "train")]  # fmt: skip
+    pages = [
+        SimpleNamespace(
+            k=k, n=n, round=t, asked=SimpleNamespace(metadata=SimpleNamespace(message_type=kind), content=t)
+        )
+        for k, n, t, kind in rounds
+    ]
+    terms = {
+        "adapter": None,
+        "kinds": {"a": "weights"},
+        "privacy": {"p": {}},
+        "seed": 4,
+        "partitions": None,
+        "canaries": 3,
+    }
+    (tmp_path / node_log.TERMS).write_text(json.dumps(terms))
+    said = []
+
+    class Made:
+        def __init__(self, *given):
+            said.append(given)
+
+        def __getattr__(self, name):
+            return lambda *of: said.append((name, *of)) or name
+
+    monkeypatch.setattr(node_log, "Recorder", Made)
+    monkeypatch.setattr(node_log, "_pages", lambda folder: iter(pages))
+    monkeypatch.setattr(node_log, "typed", lambda kind, content: kind)
+    monkeypatch.setattr(node_log, "_exchange", lambda page, recorder: (page.k, page.n))
+    monkeypatch.setattr(node_log, "round_number", lambda asked: asked.content)
+    monkeypatch.setattr(node_log, "setting_of", lambda terms, **how: how)
+    assert collect(tmp_path, out=tmp_path / "run", nodes=2, name="mine") == "finish"
+    (out, setting, of, _), *told = said
+    assert (out, setting) == (tmp_path / "run", {"name": "mine", "nodes": 2})
+    assert of == Terms({"a": "weights"}, {"p": {}}, None, 4, 2, 3), "as many parts as nodes, where it is not said"
+    asked = [row for row in told if row[0] == "ask"]
+    assert asked == [
+        ("ask", "train", [(0, 0)], 1), ("ask", "evaluate", [(0, 1), (1, 0)], 1),
+        ("ask", "evaluate", [(0, 2), (1, 1)], 2), ("ask", "train", [(0, 3), (1, 2)], 2),
+    ]  # fmt: skip
+    assert [row[0] for row in told] == ["ask"] * 4 + ["note", "finish", "close"]

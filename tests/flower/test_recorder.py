@@ -113,6 +113,10 @@ def test_an_array_that_a_message_holds_twice_is_sent_once():
     assert frame + frame_bytes(message) + sum(field.wire for field in fields.values()) == whole < 2 * 4000
 
 
+def test_a_run_without_secure_aggregation_says_nothing_of_it(torch_run):
+    assert [note for note in RunFolder(torch_run).record.notes if "secure aggregation" in note] == []
+
+
 def test_nothing_of_the_audit_reaches_the_app(torch_run):
     for entry in RunFolder(torch_run).transcript.entries():
         assert not any("fedaudit" in name for name in entry.fields)

@@ -78,6 +78,8 @@ def test_claims_that_applied_to_nothing():
     assert guarantee._idle_claim([one]) == ""
     idle = record(client(entries=[entry("weights")]), privacy=asked)
     assert guarantee._idle_claim([idle]).startswith("applied to nothing")
+    exactly = record(client(entries=[entry("weights")]), privacy={"logits": {"epsilon": 2}})
+    assert guarantee._idle_claim([exactly]) == "applied to nothing that this method sends"
     assert (guarantee._no_claim([one]), guarantee._no_claim([record()])) == ("", "none made")
     assert guarantee._no_claim([record(privacy={"training": {"noise_multiplier": 1.0}})]) == "not asked for"
     updates = record(client(entries=[entry("weights", unit="client")]), privacy={"updates": {"epsilon": 1}})
@@ -99,7 +101,7 @@ def test_one_run_with_a_figure_is_a_figure():
     ("unit", "value", "text"),
     [
         ("count", None, "–"), ("count", math.nan, "not a number"), ("epsilon", math.inf, "∞"),
-        ("share", 0.1234, "12.3 %"), ("auc", 0.12345, "0.123"), ("seconds", 999.94, "999.9 s"),
+        ("share", 0.1234, "12.3 %"), ("auc", 0.12345, "0.123"), ("auc", 0.5, "0.500"), ("seconds", 999.94, "999.9 s"),
         ("seconds", 1234.5, "1,234 s"),
         ("seconds", 1000.0, "1,000 s"), ("epsilon", 1.2345, "1.23"),
     ],
@@ -130,3 +132,29 @@ def test_what_the_messages_alone_have_in_words(messages, text, monkeypatch):
     monkeypatch.setattr(guarantee, "messages_epsilon", lambda records: messages)
     monkeypatch.setattr(guarantee, "largest_delta", lambda records: 1e-5)
     assert guarantee.messages_text([]) == text
+
+
+def test_a_finished_run_that_cannot_be_composed_takes_no_budget():
+    apart = record(client(None))
+    assert guarantee._not_composed(apart).startswith("The run of fedavg released under different")
+    assert guarantee._not_composed(record(client(None), status="running")) == ""
+    assert guarantee._not_composed(record(client(2.0))) == ""
+
+
+def test_the_worst_of_several_runs_is_what_they_guarantee():
+    """One run sends nothing, the other has an epsilon and a delta that is too large."""
+    runs = [record(client(0.0)), record(client(2.0, delta=0.2, n=10))]
+    assert guarantee._covers(runs) == "δ ≤ 0.2"
+    assert guarantee._remark(runs).startswith("δ ≥ 1/n")
+
+
+def test_claims_are_refuted_each_by_audits_of_its_sort(monkeypatch):
+    def audit(epsilon, of_noise):
+        return SimpleNamespace(claim_epsilon=epsilon, claim="logits", of_noise=of_noise)
+
+    found = [audit(1.0, False), audit(2.5, True), audit(1.0, False), audit(4.0, False)]
+    monkeypatch.setattr(guarantee, "refuted_claims", lambda records: found)
+    assert guarantee.SHOWN.refuted([]) == "refuted: ε = 1 for logits; ε = 4 for logits"
+    assert guarantee.FOUND.refuted([]) == "refuted: ε = 2.5 for logits"
+    found.pop(1)
+    assert guarantee.FOUND.refuted([]) == ""

@@ -122,11 +122,12 @@ def test_one_seed_that_cannot_be_composed_leaves_the_setting_without_epsilon(tmp
 
 
 def test_the_best_attack_of_a_run_stands_for_it(tmp_path):
-    """AUCs of 0.55 and 0.7, and a baseline that reads nothing has 0.9."""
+    """AUCs of 0.55 and 0.7, and a baseline that reads nothing has 0.9. Images that a baseline reaches do not count."""
     record = reported._record("fedavg", 0, 0.8, releases=True)
     attacks = [
         reported._membership("loss", "server", 0.55), reported._membership("gap", "server", 0.7),
         reported._membership("prior", "server", 0.9, blind=True), reported._reconstruction("decoder", 0.4),
+        {**reported._reconstruction("guess", 0.8), "beats_baselines": False}, reported._reconstruction("other", 0.3),
     ]  # fmt: skip
     reported._save(tmp_path, "fedavg-0", record, attacks)
     found = read_record(tmp_path / "runs" / "fedavg-0")

@@ -6,6 +6,7 @@ import pytest
 import reported
 
 from fedaudit.cli.listing import summary
+from fedaudit.metrics import utility
 from fedaudit.metrics.utility import near_chance
 from fedaudit.runtime.run_record import DataFacts
 
@@ -53,3 +54,15 @@ def test_a_run_says_on_how_many_records_it_is_near_chance():
     assert not any("NEAR CHANCE" in line for line in summary(record))
     record.data = data(2, 16)
     assert "  NEAR CHANCE: on 16 test records it is not clearly above the 50 % of guessing." in summary(record)
+
+
+@pytest.mark.parametrize(
+    ("low", "said"),
+    [
+        (0.525, "50 % of guessing"), (0.526, "76 % of always naming the most frequent class"),
+        (0.76, "76 % of always naming the most frequent class"), (0.761, ""),
+    ],
+)  # fmt: skip
+def test_what_is_exactly_at_a_limit_is_near_it(low, said, monkeypatch):
+    monkeypatch.setattr(utility, "wilson", lambda hits, n: (low, 1.0))
+    assert near_chance(0.9, data(2, 500, [[40, 20], [36, 4]])) == said

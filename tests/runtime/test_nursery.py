@@ -21,24 +21,41 @@ from fedaudit.runtime import nursery
 def started(monkeypatch, _twins_where_asked_for):
     found = []
     monkeypatch.setattr(nursery, "has_twins", _twins_where_asked_for)
-    monkeypatch.setattr(nursery, "nursery_of_twins", lambda: found.append(1))
+    monkeypatch.setattr(nursery, "nursery_of_twins", lambda training: found.append(training))
     return found
 
 
 @pytest.mark.parametrize(
-    ("privacy", "twins", "times"),
+    ("privacy", "twins", "how"),
     [
-        ({}, "auto", 0),
-        ({"training": {}}, "off", 0),
-        ({"training": {}}, "0", 0),
-        (["training:eps=1"], "auto", 1),
-        (["updates:eps=8,clip=1"], "auto", 0),
-        ({"updates": {}, "logits": {}}, "auto", 1),
+        ({}, "auto", []),
+        ({"training": {}}, "off", []),
+        ({"training": {}}, "0", []),
+        (["training:eps=1"], "auto", [True]),
+        (["updates:eps=8,clip=1"], "auto", []),
+        ({"updates": {}, "logits": {}}, "auto", [False]),
     ],
 )
-def test_it_starts_for_runs_that_have_twins(privacy, twins, times, started):
+def test_it_starts_for_runs_that_have_twins(privacy, twins, how, started):
+    """Told whether they train privately: what that needs is imported once, and not in each fork."""
     nursery.start_for(privacy, twins)
-    assert len(started) == times
+    assert started == how
+
+
+@pytest.mark.parametrize(
+    ("training", "here", "there"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_it_imports_what_private_training_needs_once(training, here, there, monkeypatch):
+    made = []
+    monkeypatch.setattr(nursery, "Nursery", lambda *of: made.append(of) or SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(nursery, "_nurseries", {})
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "opacus"})
+    if here:
+        sys.modules["opacus"] = sys
+    nursery.nursery_of_twins(training=training)
+    nursery.end()
+    ((method, _, preload),) = made
+    assert (method, preload) == ("", ["fedaudit.runtime.folder", *["opacus"] * there])
 
 
 def test_a_run_starts_it_before_it_reads_its_data(started, tiny, tmp_path, monkeypatch):

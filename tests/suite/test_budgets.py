@@ -15,7 +15,7 @@ import unequal
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import Budget, Outcome, ceilings, check_budget, check_runs, measure
+from fedaudit.suite.budgets import Budget, Outcome, ceilings, check_budget, check_runs, measure, parse_budgets
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -418,3 +418,16 @@ max = 0
         ("epsilon", "digits-0", 7.25, True), ("epsilon", "digits-1", 8.25, False), ("auc", "mnist-0", 0.54, True),
         ("refuted", "digits-0", 1.0, False), ("refuted", "digits-1", 0.0, True), ("refuted", "mnist-0", 0.0, True),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ([("a", 50.0, 40.0), ("b", 90.0, 60.0), ("c", 99.0, None), ("d", 10.0, 10.0)], "; b grew most, by 30 B."),
+        ([("a", 50.0, 50.0), ("b", 90.0, None), ("c", 60.0, 70.0)], "; the largest field is b with 90 B."),
+        ([], "."),
+    ],
+)
+def test_a_broken_budget_names_the_field_that_grew_most(fields, said):
+    (budget,) = parse_budgets([{"metric": "up", "max": 100}], "budgets.toml")
+    assert Outcome(budget, "a run", 150.0, 100.0, False, fields).message().endswith(f"(50.0% over){said}")

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reported
 import unequal
 
 from fedaudit.attack.attack_run import made
+from fedaudit.errors import NotApplicable, RunError
 from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
+from fedaudit.suite import forecast as forecast_module
 from fedaudit.suite.cell import Cell
-from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, total, work_of
+from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, forecast, total, work_of
 
 # --- unequal rounds
 
@@ -167,3 +170,139 @@ def test_kinds_of_work_are_from_this_cell_to_any():
     assert plain.kinds[5] == weak.kinds[5]
     assert plain.kinds[7] == kinds(method="local").kinds[7]
     assert plain.near == 6, "six of its kinds are of the method itself"
+
+
+# --- the forecast of cells, with records and plans that are made up
+
+
+def record_of(rounds: int, transcript: str = "digest"):
+    return SimpleNamespace(rounds=[None] * rounds, transcript_digest=transcript)
+
+
+@pytest.fixture
+def suite(monkeypatch):
+    """Cells a to d: without a record, of other code, with changed attacks, and as they should be."""
+    records = {"a": None, "b": record_of(1, "of b"), "c": record_of(2, "of c"), "d": record_of(3, "of d")}
+    learnt = []
+
+    class Learns(Pace):
+        def learn(self, record, audits=None):
+            learnt.append((record, audits))
+
+    monkeypatch.setattr(forecast_module, "Pace", Learns)
+    monkeypatch.setattr(forecast_module, "look", lambda cell: records[cell.folder.name])
+    monkeypatch.setattr(forecast_module, "audit_seconds", lambda folder, digest: {f"{folder} {digest}": 1.0})
+    monkeypatch.setattr(
+        forecast_module,
+        "why_again",
+        lambda cell, record, force, keep: (
+            "forced" if force else "other code" if cell.folder.name == "b" and not keep else ""
+        ),
+    )
+    monkeypatch.setattr(forecast_module, "is_not_compared", lambda cell, record: cell.folder.name == "c")
+    monkeypatch.setattr(
+        forecast_module, "stale_attacks", lambda cell, record: ["loss", "gap"] if cell.folder.name in "bc" else []
+    )
+    monkeypatch.setattr(forecast_module, "_forecast", lambda cell, record, pace, measure: (cell, record, measure))
+    cells = [Cell(Path(name), Setting.make(), ["loss"], ["server"], status="done") for name in records]
+    return cells, records, learnt
+
+
+@pytest.mark.parametrize(
+    ("how", "again", "status", "counts"),
+    [
+        ({}, [None, "other code", "attacks changed: loss, gap", None], ["done", "to do", "done", "done"], "cd"),
+        ({"keep_stale": True}, [None] * 4, ["done"] * 4, "bcd"),
+        ({"force": True, "measure": True}, [None, "forced", "forced", "forced"], ["done", *["to do"] * 3], ""),
+    ],
+)
+def test_which_results_of_an_earlier_audit_count(how, again, status, counts, suite):
+    """All are learnt from. A run by other code begins anew, and one with other attacks has only these to do."""
+    cells, records, learnt = suite
+    found = forecast(cells, **how)
+    assert [one[0] for one in found] == cells
+    assert [one[1] for one in found] == [records[name] if name in counts else None for name in "abcd"]
+    assert {one[2] for one in found} == {how.get("measure", False)}
+    assert [cell.again for cell in cells] == again
+    assert [cell.status for cell in cells] == status
+    assert [cell.not_compared for cell in cells] == [False, False, "c" in counts, False]
+    assert [cell.keep_stale for cell in cells] == [how.get("keep_stale", False)] * 4
+    assert learnt == [(record, record and {f"{name} of {name}": 1.0}) for name, record in records.items()]
+
+
+def planned(monkeypatch, reason="", traffic=True, error=None):
+    """Let a method send 30 + 400 bytes a round by its first plan."""
+    sizes = {"up": SimpleNamespace(payload=30), "down": SimpleNamespace(payload=400)}
+    method = SimpleNamespace(traffic=lambda plan: f"declared for {plan}" if traffic else None)
+
+    def plans(setting):
+        if error is not None:
+            raise error
+        return method, ["the first plan", "another"]
+
+    def sent(of, compress, declared):
+        assert (of, compress, declared) == (method, "int8", "declared for the first plan")
+        return sizes, "other"
+
+    monkeypatch.setattr(forecast_module, "_plans", plans)
+    monkeypatch.setattr(forecast_module, "released_kinds", lambda method, plans: (method, plans))
+    monkeypatch.setattr(forecast_module, "inapplicable", lambda privacy, kinds: reason)
+    monkeypatch.setattr(forecast_module, "as_sent", sent)
+    monkeypatch.setattr(forecast_module, "_seconds", lambda cell, record, left, pace: (10.0 * left, f"{left} left"))
+
+
+@pytest.mark.parametrize(
+    ("behind", "again", "state", "sent", "seconds", "note"),
+    [
+        (None, None, "new", 5 * 430, 50.0, "5 left"),
+        (None, "other code", "again", 5 * 430, 50.0, "again: other code; 5 left"),
+        (0, None, "new", 5 * 430, 50.0, "5 left"),
+        (2, None, "2 of 5 rounds done", 3 * 430, 30.0, "3 left"),
+        (5, "attacks changed: loss", "attacks", 0, 0.0, "again: attacks changed: loss; 0 left"),
+    ],
+)
+def test_what_is_forecast_of_one_cell(behind, again, state, sent, seconds, note, monkeypatch):
+    planned(monkeypatch)
+    one = cell(Setting.make(rounds=5, compress="int8"))
+    one.again = again
+    record = None if behind is None else record_of(behind)
+    assert forecast_module._forecast(one, record, Pace(), False) == Forecast(one, state, sent, seconds, note)
+
+
+def test_what_is_forecast_of_a_cell_that_will_not_run(monkeypatch):
+    one = cell(Setting.make(rounds=5))
+
+    def found(status="to do", why=None, **how):
+        planned(monkeypatch, **how)
+        one.status, one.reason = status, why
+        made = forecast_module._forecast(one, None, Pace(), False)
+        return made.state, made.bytes, made.seconds, made.note
+
+    assert found("done") == ("done", 0, 0.0, "")
+    assert found("refused", "sends no such kind") == ("does not apply", 0, 0.0, "sends no such kind")
+    assert found(reason="nothing to protect") == ("does not apply", 0, 0.0, "nothing to protect")
+    assert found(error=NotApplicable("needs labels")) == ("does not apply", 0, 0.0, "needs labels")
+    assert found(error=RunError("no data")) == ("will fail", None, None, "no data")
+    assert found(traffic=False) == ("new", None, 50.0, "its traffic is not declared; 5 left")
+
+
+def test_a_cell_unlike_any_is_tried_out_if_it_is_asked_for(monkeypatch):
+    planned(monkeypatch)
+    one = cell(Setting.make(rounds=5, compress="int8"))
+    tried, pace = [], Pace()
+    run = SimpleNamespace(setting=one.setting, rounds=[SimpleNamespace(own_s=2.0)], attacks=[])
+    monkeypatch.setattr(forecast_module, "_try_out", lambda cell: tried.append(cell) or (run, {"noise": 7.0}))
+    forecast_module._forecast(one, None, pace, False)
+    assert tried == []
+    forecast_module._forecast(one, None, pace, True)
+    forecast_module._forecast(one, None, pace, True)
+    assert tried == [one], "then it is known"
+    assert pace.per_round(one.setting) == (2.0, "this cell's own rounds")
+    assert set(pace.audits.values()) == {7.0}
+
+    def fails(cell):
+        raise RunError("it failed")
+
+    monkeypatch.setattr(forecast_module, "_try_out", fails)
+    made = forecast_module._forecast(one, None, Pace(), True)
+    assert (made.state, made.bytes, made.seconds, made.note) == ("will fail", None, None, "it failed")

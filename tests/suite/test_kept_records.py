@@ -6,9 +6,11 @@ import json
 from types import SimpleNamespace
 
 import pytest
+import reported
 
 import fedaudit
 from fedaudit.errors import SettingError
+from fedaudit.runtime.attack_result import results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.suite import kept_records
 from fedaudit.suite.kept_records import CellFigures, Found, MethodRecords
@@ -124,3 +126,30 @@ def test_fields_without_a_guarantee_are_told_with_the_reason():
     found = kept_records.unprotected(SimpleNamespace(ledger=ledger))
     assert found == {"a": "", "b": "why b", "d": "why d"}
     assert list(found) == ["a", "b", "d"]
+
+
+def test_seconds_of_a_client_in_a_task_and_of_the_server_in_a_round(monkeypatch):
+    """Two rounds of unequal participants; of a reconstruction the best baseline is kept."""
+    record = reported._record("fedavg", 0, 0.8, releases=True)
+    tasks = sum(len(row.participants) for row in record.rounds)
+    assert (len(record.rounds) > 1, tasks > 1) == (True, True)
+    monkeypatch.setattr(kept_records, "_seconds", lambda record, party: {"client": 6.0, "server": 9.0}[party])
+    found = kept_records.cell_figures(record, [])
+    assert found.seconds == pytest.approx(6 / tasks, abs=1e-4)
+    assert found.server_seconds == pytest.approx(9 / len(record.rounds), abs=1e-4)
+    rows = [("client 0", "task", 1.0), ("client 1", "task", 2.0), ("client 1", "train", 40.0), ("server", "round", 8.0),
+            ("server", "task", 80.0), ("client 0", "round", 16.0)]  # fmt: skip
+    monkeypatch.undo()
+    timed = SimpleNamespace(timings=[SimpleNamespace(party=p, phase=of, wall_s=s) for p, of, s in rows])
+    assert [kept_records._seconds(timed, party) for party in ("client", "server")] == [3.0, 8.0]
+
+
+def test_the_best_baseline_of_a_reconstruction_is_kept():
+    raw = reported._reconstruction("decoder", 0.4)
+    one = raw["baselines"]["mean image"]
+    raw["baselines"] |= {"better": {**one, "mse": {**one["mse"], "value": 0.1, "low": 0.05, "high": 0.15}}}
+    result, histogram = results.validate_python([{**raw, "threat": "peer:1"}, reported._histogram()])
+    found = kept_records._found(result)
+    assert (found.baseline, found.threat, found.claims, found.leak) == (0.1, "peer", "reconstruction", True)
+    assert kept_records._found(histogram).baseline == pytest.approx(histogram.pooled.uniform.value, rel=1e-4)
+    assert histogram.pooled.uniform.value is not None

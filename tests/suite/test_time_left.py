@@ -194,6 +194,147 @@ def test_where_only_ends_are_seen_the_rest_takes_as_long_as_the_same_amount_took
     assert left.left(110.0) == pytest.approx(30.0), "a quarter took 10 s"
 
 
+def test_two_jobs_and_all_stages_by_hand():
+    """Cells of two rows, one with a start and claims, one without. 40 % of the third's rounds are made already."""
+    left = TimeLeft(2, report=0.5)
+    for stage, seconds, units in (
+        ("start", 6.0, 3.0),
+        ("rounds", 30.0, 10.0),
+        ("attacks", 8.0, 4.0),
+        ("claims", 5.0, 1.0),
+    ):
+        left.measured(("r", "m", "any"), stage, seconds, units, before=True)
+    left.measured(("s", "n"), "rounds", 14.0, 2.0, before=True)
+    left.measured(("s", "n"), "attacks", 1.0, 2.0, before=True)
+    whole = {"start": 1.0, "rounds": 10.0, "attacks": 4.0, "claims": 1.0}
+    left.add("a", work("a", "r", "m", **whole))
+    left.add("b", work("b", "s", "n", rounds=2.0, attacks=2.0))
+    left.add("c", work("c", "r", "m", behind=0.4, **whole))
+    a, b, c = 2 + 30 + 8 + 5, 14 + 1, 2 + 18 + 8 + 5
+    assert left.left(0.0) == pytest.approx(max(a, b + c) + 0.5 * 3)
+    left.begun("a", 0.0)
+    left.begun("b", 0.0)
+    left.progress("a", "rounds", 0.0, 4.0)
+    left.progress("b", "rounds", 0.0, 10.0)
+    left.progress("a", "rounds", 0.2, 14.0)  # 10 s for two units: 5 s each
+    left.progress("b", "rounds", 0.5, 16.0)  # 6 s for one
+    a, b, c = (40 - 2) + 8 + 5, 6 + 1, 2 + 0.6 * 50 + 8 + 5
+    assert left.left(16.0) == pytest.approx(max(a, b + c) + 0.5 * (4 + 10) / 2), "the first starts took 7 s on average"
+    left.progress("a", "attacks", 0.0, 54.0)  # eight units took 40 s, without a report in between
+    left.progress("b", "rounds", 0.5, 50.0)  # nothing new
+    a, b, c = 8 - 2 + 5, (0.05 * 6 + 0.5 * (40 - 6)) + 1, 2 + 0.6 * 250 + 8 + 5
+    assert left.left(56.0) == pytest.approx(max(a + c, b) + 3.5), "50 s for two units, as far as they were told"
+
+
+def test_starts_count_after_the_first_of_each_job():
+    """Two jobs: the third start is measured, the first two go into the time of the report."""
+    left = TimeLeft(2, report=1.0)
+    for name in "abcd":
+        left.add(name, work(name, start=1, rounds=1))
+    for name, at, start in (("a", 0.0, 5.0), ("b", 0.0, 9.0), ("c", 20.0, 2.0)):
+        left.begun(name, at)
+        left.progress(name, "rounds", 0.0, at + start)
+        left.progress(name, "rounds", 1.0, at + start + 1)
+        left.finished(name, at + start + 1)
+    assert left.left(23.0) == pytest.approx(2 + 1 + 7)
+
+
+def test_first_starts_are_timed_from_when_they_began():
+    left = TimeLeft(1, report=1.0)
+    left.add("a", work("a", start=1, rounds=1))
+    left.begun("a", 1000.0)
+    left.progress("a", "rounds", 0.0, 1008.0)
+    left.progress("a", "rounds", 0.5, 1009.0)
+    left.progress("a", "rounds", 0.5, 1009.5)
+    assert left.left(1009.5) == pytest.approx(0.5 + 8), "told the same again, half a second later"
+
+
+def test_of_two_that_are_late_the_slower_one_counts_for_others():
+    """Attacks should take 2 s a unit. The one unit of x runs for 20 s, and so do the four of y."""
+    left = TimeLeft(2)
+    left.measured(("any",), "rounds", 1.0, 1.0, before=True)
+    left.measured(("any",), "attacks", 2.0, 1.0, before=True)
+    for name, units in (("x", 1.0), ("y", 4.0), ("z", 4.0)):
+        left.add(name, work(name, row=name, method=name, attacks=units))
+    for name in "xy":
+        left.begun(name, 0.0)
+        left.progress(name, "attacks", 0.0, 0.0)
+    x, y = 0.05 * 2 + 0.5 * 18, 0.05 * 8 + 0.5 * 12
+    assert left.left(20.0) == pytest.approx(max(x, y + 4 * (20 + x))), "z waits for y, at the rate of x"
+    assert left.left(2.0) == pytest.approx(max(0.1 + 4 * 2, 6)), "exactly in time is not late"
+    left.measured(("any",), "attacks", 9.0, 3.0, before=False)
+    assert left.left(20.0) == pytest.approx(0.05 * 12 + 0.5 * 8 + 4 * 3), "what was measured counts before what is late"
+
+
+def test_half_of_a_stage_is_late_by_what_is_left_of_it():
+    """Attacks should take 2 s a unit. Half of the four units of x are done at 1 s, and then nothing comes for 20 s."""
+    left = TimeLeft(1)
+    left.measured(("any",), "rounds", 1.0, 1.0, before=True)
+    left.measured(("row",), "attacks", 2.0, 1.0, before=True)
+    left.add("x", work("x", attacks=4.0))
+    left.add("z", work("z", row="other", method="other", attacks=1.0))
+    left.begun("x", 0.0)
+    left.progress("x", "attacks", 0.5, 1.0)
+    x = 0.05 * 4 + 0.5 * 16
+    assert left.left(21.0) == pytest.approx(x + (20 + x) / 2), "z at the rate of the two units that are late"
+    assert left.left(4.0) is None, "x is in time, and tells nothing of z"
+
+
+def test_a_cell_that_starts_has_only_the_rest_of_its_rounds_before_it():
+    left = TimeLeft(1)
+    left.measured(("any",), "start", 2.0, 1.0, before=True)
+    left.measured(("any",), "rounds", 3.0, 1.0, before=True)
+    left.add("a", work("a", behind=0.75, start=1.0, rounds=8.0))
+    left.begun("a", 10.0)
+    assert left.left(11.0) == pytest.approx(1 + 24 / 4)
+
+
+def test_half_may_be_guessed_and_no_more():
+    """`near` says how many kinds are more than a guess: the row of a was measured, that of b was not."""
+    for near, more, wanted in ((2, 0.0, 8.0), (2, 0.1, None), (1, 0.0, None)):
+        left = TimeLeft(1)
+        left.measured(("r", "any"), "rounds", 4.0, 1.0, before=True)
+        left.add("a", Work(("a", "r", "any"), {"rounds": 1.0}, near=near))
+        left.add("b", Work(("b", "s", "any"), {"rounds": 1.0 + more}, near=near))
+        assert left.left(0.0) == wanted
+        left.begun("b", 0.0)
+        left.progress("b", "rounds", 0.0, 0.0)
+        assert left.left(0.0) == wanted, "also under way"
+
+
+def test_only_a_cell_that_is_done_tells_how_long_its_last_stage_takes():
+    """Two units of attacks in 6 s, and none in the 50 s after which another failed, or was refused."""
+    left = TimeLeft(1)
+    for name, row in (("a", "r"), ("b", "r"), ("c", "s"), ("d", "r"), ("e", "s")):
+        left.add(name, work(name, row=row, rounds=1, attacks=2))
+    at = carried_out(left, "a", 0.0, 4.0, 6.0)
+    for name, status in (("b", "failed"), ("c", "refused")):
+        left.begun(name, at)
+        left.progress(name, "rounds", 0.0, at)
+        left.progress(name, "attacks", 0.0, at + 4.0)  # its round was not told: 4 s more for the one unit
+        left.finished(name, at + 54.0, status)
+        at += 54.0
+    rounds = 8.0  # of row r: 4 s and 4 s for one unit
+    assert left.left(at) == pytest.approx(rounds + 6), "d; e was refused with its row"
+    left.begun("d", at)
+    left.progress("d", "rounds", 0.0, at)
+    left.progress("d", "rounds", 1.0, at + 2.0)
+    left.finished("d", at + 5.0)
+    left.add("f", work("f", row="r", rounds=1, attacks=2))
+    assert left.left(at + 5.0) == pytest.approx((4 + 4 + 5) / 2 + 6), "what came after the last round is of the rounds"
+
+
+def test_where_only_ends_are_seen_the_report_is_added():
+    left = TimeLeft(None, report=2.0)
+    for name, rounds in (("a", 3.0), ("b", 1.0), ("c", 2.0)):
+        left.add(name, work(name, rounds=rounds, attacks=7.0))
+    left.left(100.0)
+    left.finished("a", 106.0)
+    assert left.left(109.0) == pytest.approx(9 * (1 + 2) / 3 + 2 * 3)
+    left.finished("b", 112.0, "failed")
+    assert left.left(112.0) == pytest.approx(12 * 2 / 4 + 6)
+
+
 # --- cells -----------------------------------------------------------------------------------------------------
 
 

@@ -16,7 +16,7 @@ from statistics import median
 
 import methods_page as page  # beside this file
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import rankdata, spearmanr
 
 from fedaudit import registry
 from fedaudit.reports import method_comparison as comparison
@@ -45,20 +45,19 @@ def carried_over(first: Sequence[float], second: Sequence[float]) -> tuple[float
     """Return Spearman's correlation of two lists, and its 95 % interval: the bootstrap's over their entries."""
     x, y = np.asarray(first), np.asarray(second)
     rng = np.random.default_rng(0)
-    drawn = []
-    for _ in range(DRAWS):
-        at = rng.integers(len(x), size=len(x))
-        if len(set(x[at])) > 1 and len(set(y[at])) > 1:
-            drawn.append(float(spearmanr(x[at], y[at]).statistic))
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    at = np.stack([rng.integers(len(x), size=len(x)) for _ in range(DRAWS)])
+    by_draw = [ranks - ranks.mean(1, keepdims=True) for ranks in (rankdata(x[at], axis=1), rankdata(y[at], axis=1))]
+    spread = np.sqrt(np.prod([(ranks**2).sum(1) for ranks in by_draw], axis=0))
+    told = spread > 0  # a draw of equal entries has no order
+    low, high = np.quantile((by_draw[0] * by_draw[1]).sum(1)[told] / spread[told], [0.025, 0.975])
     return float(spearmanr(x, y).statistic), float(low), float(high)
 
 
-def orders(digits: Mapping[str, MethodRecords], fashion: Mapping[str, MethodRecords]) -> str:
+def orders(by_partition: Mapping[str, Pairs]) -> str:
     """Return how far the order of the methods on digits is that on Fashion-MNIST, as a table."""
     lines = ["| records | methods | accuracy | AUC of the server's best membership attack |", "|---|---|---|---|"]
     for partition, said in comparison.PARTITIONS.items():
-        of = pairs(digits, fashion, partition)
+        of = by_partition[partition]
         texts = []
         for read in (lambda row: row.utility, lambda row: None if auc(row) is None else auc(row).value):
             known = [(a, b) for a, b in ((read(ours), read(theirs)) for ours, theirs in of) if None not in (a, b)]
@@ -68,12 +67,12 @@ def orders(digits: Mapping[str, MethodRecords], fashion: Mapping[str, MethodReco
     return "\n".join(lines)
 
 
-def table(digits: Mapping[str, MethodRecords], fashion: Mapping[str, MethodRecords], partition: str) -> str:
+def table(rows: Pairs) -> str:
     """Return a row for each method: accuracy, members, labels and images on both data sets."""
     heads = ["method", "accuracy, %: digits", "Fashion", "members by the server: digits", "Fashion"]
     heads += ["labels: digits", "Fashion", "images: digits", "Fashion"]
     lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    for of in pairs(digits, fashion, partition):
+    for of in rows:
         accuracy = ["none" if row.utility is None else f"{100 * row.utility:.1f}" for row in of]
         found = [_best(row_of["server"]) for kind in ("membership", "labels", "images") for row_of in _both(of, kind)]
         lines.append(f"| {of[0].method} | {' | '.join([*accuracy, *found])} |")
@@ -109,9 +108,9 @@ def counts(suite: Suite, records: Mapping[str, MethodRecords]) -> str:
     )
 
 
-def findings(digits: Mapping[str, MethodRecords], fashion: Mapping[str, MethodRecords]) -> str:
+def findings(rows: Pairs) -> str:
     """Return what of the findings on digits is seen here again, on iid records, in sentences."""
-    of = {ours.method: (ours, theirs) for ours, theirs in pairs(digits, fashion, "iid")}
+    of = {ours.method: (ours, theirs) for ours, theirs in rows}
 
     def both(name: str, kind: str = "membership") -> str:
         first, second = (_best(getattr(row, kind)["server"]) for row in of[name])
@@ -147,11 +146,12 @@ def _found(row: MethodRow) -> bool:
 def parts() -> dict[str, str]:
     """Return the made parts of the section, by the name of their mark."""
     digits, fashion = read_records(page.RECORDS), read_records(RECORDS)
-    tables = {f"fashion table {name}": table(digits, fashion, name) for name in comparison.PARTITIONS}
+    rows = {partition: pairs(digits, fashion, partition) for partition in comparison.PARTITIONS}
+    tables = {f"fashion table {partition}": table(of) for partition, of in rows.items()}
     return {
         "fashion counts": counts(read_suite(shipped("all")), fashion),  # its cells, on other images
-        "fashion orders": orders(digits, fashion),
-        "fashion findings": findings(digits, fashion),
+        "fashion orders": orders(rows),
+        "fashion findings": findings(rows["iid"]),
         **tables,
     }
 
