@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from statistics import fmean, pstdev
+from statistics import fmean, pstdev, stdev
 
 import pytest
 import torch
@@ -141,3 +141,49 @@ def test_the_pictures(dffke_run, tmp_path):
 def test_pictures_show_one_record_of_each_class_first():
     rows = script("dffke_pictures").one_of_each(torch.tensor([2, 2, 0, 2, 0, 1]))
     assert rows.tolist() == [2, 5, 0, 4, 1, 3]
+
+
+def test_fedproto_at_full_length():
+    """Each figure of the section on Table 2 is one of the records, and the authors' rule stops within their rounds."""
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    runs = [json.loads(of_study(f"records/dffke_rivals_cifar10/fedproto-{seed}.json").read_text()) for seed in range(3)]
+    suite = [cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_rivals_cifar10.toml")).cells()]
+    asked = ("method", "preset", "set", "dataset", "partition", "model", "rounds", "eval_every", "precision", "seed")
+    for run in runs:
+        assert sum(all(cell[key] == run["setting"][key] for key in asked) for cell in suite) == 1
+        assert (run["rounds_done"], run["commit"]) == (100, "7e262cd9")
+        assert run["minutes"] == pytest.approx(15, abs=0.5)
+
+    def curve(run, point):
+        found = [(row["round"], row["points"][point]["global_test"]) for row in run["rounds"]]
+        return [(at, 100 * test["mean"], 100 * test["std"]) for at, test in found]
+
+    def row(name, published, tests):
+        means = [mean for _, mean, _ in tests]
+        each = " | ".join(f"{mean:.2f} ± {std:.2f}" for _, mean, std in tests)
+        return f"| {name} | {published} | {each} | {fmean(means):.2f} ± {stdev(means):.2f} |"
+
+    mean, spread = next(c for c in find_table("dffke", "2").column if c.name == "CIFAR-10, alpha 0.1").figures[
+        "fedproto"
+    ]
+    near, own = ([curve(run, point) for run in runs] for point in ("prototypes", "classifier"))
+    best = [max(one, key=lambda test: test[1]) for one in near]
+    assert row("best round, nearest prototype", f"{mean:.2f} ± {spread:.2f}", best) in flat
+    theirs = [max(one, key=lambda test: test[1]) for one in own]
+    assert row("best round, own classifier", "-", theirs) in flat
+    last = [one[-1] for one in near]
+    assert row("last round, nearest prototype", "-", last) in flat
+    stops = []
+    for one in near:
+        gains = [at for i, (at, mean, _) in enumerate(one) if mean > max((m for _, m, _ in one[:i]), default=-1)]
+        stops.append(next(at for at, _, _ in one if at - max(g for g in gains if g <= at) >= 50))  # ten tests
+    said = " | ".join(f"{at}; {stop}" for (at, _, _), stop in zip(best, stops, strict=True))
+    assert f"| its round; stop by the authors' rule | - | {said} | - |" in flat
+    lower = [a[1] - b[1] for a, b in zip(best, theirs, strict=True)]
+    assert f"its classifier is {min(lower):.1f} to {max(lower):.1f} points lower" in flat
+    fallen = [a[1] - b[1] for a, b in zip(best, last, strict=True)]
+    assert f"the last one is {min(fallen):.1f} to {max(fallen):.1f} points lower" in flat
+    means = [at[1] for at in best]
+    assert f"The seeds lie {max(means) - min(means):.1f} points apart" in flat
+    assert f"at alpha = 0.1 has {fmean(means):.2f} ± {stdev(means):.2f}, and {mean:.2f} is published" in flat
+    assert fmean(at[1] for at in theirs) < mean < fmean(means), "the published figure lies between the two"
