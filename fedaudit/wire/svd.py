@@ -43,7 +43,7 @@ def factors(t: Tensor, energy: float) -> tuple[Tensor, Tensor, Tensor] | None:
         return None  # it travels unchanged, and the codec reports the problem
     U, s, V = torch.linalg.svd(matrix, full_matrices=False)
     held = s.double().square().cumsum(0)
-    K = int((held < energy * held[-1]).sum()) + 1 if len(s) and float(held[-1]) > 0 else 0
+    K = int((held < energy * held[-1]).sum()) + 1 if len(s) and float(s[0]) > 0 else 0
     if K * (sum(matrix.shape) + 1) >= matrix.numel():
         return None
     return U[:, :K].contiguous(), s[:K].contiguous(), V[:K].contiguous()

@@ -290,3 +290,11 @@ def test_a_search_whose_rates_end_goes_no_further(monkeypatch):
     alone = one._descend([one], starts[1:], Rates(1, 0.2, 1, []), 0, 1)[0]
     assert torch.allclose(found[1][0], alone[0], atol=1e-9)
     assert found[1][1] == pytest.approx(alone[1], abs=1e-9)
+
+
+def test_a_pixel_without_a_gradient_stays_as_it_is():
+    """An image of one colour has no total variation, and a wanted update of zeros asks for nothing: no pixel moves."""
+    one = matching(wanted=trained(net(), images(3, 8), torch.tensor([0, 1, 1]), 0.3) * 0, tv=0.0)
+    start = torch.full((3, 1, 2, 2), 0.25, dtype=torch.float64)
+    ((found, _),) = one._descend([one], [start], Rates(1, 0.7, 2, []), 0, 1)
+    assert torch.equal(found, start)

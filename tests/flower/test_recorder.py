@@ -438,3 +438,16 @@ def test_the_bytes_of_a_message_are_those_that_flower_sent(monkeypatch):
     found = recorder_module.FlowerWire.sizes(here, "up", 3, "head", 6)
     assert {name: size["wire"] for name, size in found.items()} == {"(frame)": 11, "a": 70, "b": 0}
     assert [size["blob"] for size in found.values()] == [1, 2, 3]
+
+
+def test_a_model_is_published_again_in_the_same_place(tmp_path):
+    """Where there is none, nothing is written; the second time its file is overwritten."""
+    model = torch.nn.Linear(2, 1)
+    kept = SimpleNamespace(folder=tmp_path, _loaded=lambda: None)
+    assert Recorder._publish(kept) == []
+    assert not list(tmp_path.iterdir())
+    kept._loaded = lambda: model
+    assert Recorder._publish(kept) == ["global.safetensors"]
+    model.weight.data += 1
+    assert Recorder._publish(kept) == ["global.safetensors"]
+    assert torch.equal(load_file(tmp_path / "models" / "global.safetensors")["weight"], model.weight)

@@ -126,3 +126,33 @@ def test_what_a_client_lacks_is_billed_row_by_row():
     assert as_size(found["down", "Missed.E"]) == Size(8 + (5 * 16 + 8) + (7 * 16 + 8))
     Dec = decoder_size(4, (1, 8, 8), method.w_Dec, method.output)
     assert found["down", "Missed.Dec"] == Size(Dec.payload + 8, Dec.buffers)
+
+
+@pytest.mark.parametrize(
+    ("R", "sync", "t", "participants", "past"),
+    [
+        ("unlimited", False, 1, 4, 0),
+        ("unlimited", False, 6, 4, 5),  # all five earlier rounds
+        ("unlimited", False, 6, 2, 2),  # half of five, rounded to the even number
+        (2, False, 6, 4, 2),
+        (3, False, 6, 1, 1),  # a quarter of five
+        (4, True, 6, 2, 2),  # half of the four that are kept
+        (9, True, 6, 4, 5),  # no more than there were
+        ("unlimited", True, 4, 4, 3),
+    ],
+)
+def test_logits_are_planned_by_the_rounds_that_a_client_will_hold(R, sync, t, participants, past):
+    """Four clients; client 2 has 5 records of 3 classes: 60 bytes, twice where there is a buffer, and a key a round."""
+    plan = SimpleNamespace(
+        choice=lambda field, k: None, participants=range(participants), clients=4, t=t, n={2: 5}, classes=3,
+        tensor=lambda *sizes: Size(4 * math.prod(sizes)),
+    )  # fmt: skip
+    found = _dffke_traffic._logits(DFFKE(R=R, sync=sync), plan, 2)
+    assert as_size(found) == Size(60 * (2 if past else 1) + 8 * (1 + past))
+
+
+def test_logits_are_billed_by_the_rounds_that_a_client_answered():
+    """This round and two of the buffer: three keys, and twice the rows."""
+    plan = SimpleNamespace(choice=lambda field, k: {("Answered.Y", 2): [4, 1, 2]}[field, k], n={2: 5}, classes=3,
+                           tensor=lambda *sizes: Size(4 * math.prod(sizes)))  # fmt: skip
+    assert as_size(_dffke_traffic._logits(DFFKE(R=1), plan, 2)) == Size(2 * 60 + 3 * 8)

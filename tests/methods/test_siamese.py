@@ -190,3 +190,16 @@ def _numbers(u):
 def test_learned_images_are_not_augmented_one_by_one():
     with pytest.raises(ContractError, match="not images that are learned"):
         views("siamese-each", torch.zeros(2, 1, 4, 4, requires_grad=True))
+
+
+def test_pixels_are_in_units_of_1_and_black_outside_if_nothing_is_said():
+    """Twenty draws: each is that of a unit of 1 and black pixels; some would differ in a unit of 2, or with white ones."""
+    x = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(3)) * 2 - 1
+
+    def drawn(seed, *given):
+        torch.manual_seed(seed)
+        return each(x, *given)
+
+    assert all(torch.equal(drawn(seed), drawn(seed, (-1.0,), 1.0)) for seed in range(20))
+    assert any(not torch.allclose(drawn(seed), drawn(seed, (-1.0,), 2.0)) for seed in range(20))
+    assert any(not torch.allclose(drawn(seed), drawn(seed, (1.0,), 1.0)) for seed in range(20))

@@ -165,3 +165,13 @@ def test_factors_that_do_not_fit_are_refused(shape):
     with pytest.raises((ValueError, IndexError)):
         _Decoder(tensors).value(tree)
     assert torch.allclose(decode_tree(blob)["g"]["w"], turned(9.0), atol=1e-4)
+
+
+def test_a_matrix_of_rank_one_needs_one_factor_and_zeros_need_none():
+    """4 x 5 numbers: one column, one value and one row, 10 numbers; of zeros not even these."""
+    one = torch.outer(torch.tensor([1.0, -2.0, 3.0, 0.5]), torch.tensor([2.0, 0.0, 1.0, -1.0, 4.0]))
+    U, s, V = factors(one, 0.9)
+    assert (U.shape, s.shape, V.shape) == ((4, 1), (1,), (1, 5))
+    assert torch.allclose(U * s @ V, one, atol=1e-5)
+    U, s, V = factors(torch.zeros(4, 5), 0.9)
+    assert (U.shape, s.shape, V.shape) == ((4, 0), (0,), (0, 5))
