@@ -196,3 +196,15 @@ def test_what_an_imprint_needs(download, linear, auxiliary, words, monkeypatch):
     )  # fmt: skip
     found = imprint.Imprint().cannot(scene)
     assert found is None if words is None else words in found
+
+
+def test_labels_are_made_up_to_as_many_as_there_are_records():
+    """Twelve records of eight classes, and no auxiliary images, so that p is 1/8. Rounded down there are eight labels;
+    the four classes with the most left get one more each.
+    """
+    counts = torch.tensor([1.9, 1.8, 1.7, 1.6, 1.4, 1.3, 1.2, 1.1])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1, 8))
+    steps = gradient_match.Steps([torch.arange(12)], 0.5)
+    update = {"1.bias": 0.5 * (1 / 8 - counts / 12)}
+    found = gradient_match.inferred(model, update, steps, 12, torch.zeros(0, 1, 1))
+    assert found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7]

@@ -193,7 +193,7 @@ def test_learned_images_are_not_augmented_one_by_one():
 
 
 def test_pixels_are_in_units_of_1_and_black_outside_if_nothing_is_said():
-    """Twenty draws: each is that of a unit of 1 and black pixels; some would differ in a unit of 2, or with white ones."""
+    """Twenty draws: each is that of a unit of 1 and of black pixels; some differ in a unit of 2, or with white ones."""
     x = torch.rand(2, 3, 6, 6, generator=torch.Generator().manual_seed(3)) * 2 - 1
 
     def drawn(seed, *given):

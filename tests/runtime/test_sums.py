@@ -626,3 +626,12 @@ def test_the_clip_is_that_after_the_last_sum(monkeypatch):
     one.records = ["first", "second"]
     assert one._guaranteed() == ("guarantee", "second")
     assert Summing(None, None, None, b"", "guarantee", 9)._guaranteed() == ("guarantee", None)
+
+
+@pytest.mark.parametrize(("multiplier", "sigma"), [(None, 7.0), (0.5, 1.5), (0.0, 0.0)])
+def test_the_noise_that_is_told_of_a_sum(multiplier, sigma):
+    """The clip is 3. A multiplier counts in clips; without one it is the guarantee's own sigma."""
+    policy = SimpleNamespace(clip=3.0, where="server")
+    summing = SimpleNamespace(guarantee="any", _guaranteed=lambda: SimpleNamespace(sigma=7.0, policy=policy))
+    assert Summing._noise_facts(summing, multiplier) == {"clip": 3.0, "sigma": sigma, "where": "server"}
+    assert Summing._noise_facts(SimpleNamespace(guarantee=None), multiplier) == {}

@@ -167,3 +167,23 @@ def test_a_cell_is_told_where_forests_are_shared(monkeypatch, tmp_path):
         with pytest.raises(KeyError, match="setting"):  # no cell: it ends before it begins
             worker._work({"cells": [{}], "shared": folder}, 0, 1)
         assert score._shared == (None if folder is None else tmp_path)
+
+
+@pytest.mark.parametrize(("needs", "started"), [([], 0), ([False, False], 0), ([False, True], 1), ([True, True], 1)])
+def test_twins_are_forked_early_if_one_cell_has_any(needs, started, monkeypatch):
+    """The setting's privacy and its twins are looked at, cell by cell; a process that cannot be had is not missed."""
+    begun, asked = [], []
+
+    def waits():
+        begun.append(1)
+        raise OSError("no process")
+
+    def is_needed(privacy, twins):
+        asked.append((privacy, twins))
+        return privacy
+
+    monkeypatch.setattr(nursery, "is_needed", is_needed)
+    monkeypatch.setattr(nursery, "nursery_of_twins", lambda nurse: SimpleNamespace(wait=waits))
+    worker._start_nursery({"cells": [{"setting": {"privacy": need, "twins": i}} for i, need in enumerate(needs)]})
+    assert len(begun) == started
+    assert asked == [(need, i) for i, need in enumerate(needs)][: len(asked)]
