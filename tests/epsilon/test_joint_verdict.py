@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from fedaudit.epsilon.joint_verdict import judged, refuting, told
-from fedaudit.runtime.run_record import EpsilonAudit
+from fedaudit.runtime.run_record import CERTAIN, EpsilonAudit
 from fedaudit.significance import LEVEL, level_of, said
 
 
 def audit(p=0.5, tells_at=1e-9, *, test="residuals", seeks: float | None = 0.9, trials=100, **facts) -> EpsilonAudit:
     """As an audit by itself would be filled in."""
-    given = {"kind": "logits", "claim": "Y, one release", "verdict": said(p, tells_at), **facts}
+    given = {"kind": "logits", "claim": "Y, one release", "verdict": said(p, tells_at), "method": "", **facts}
     return EpsilonAudit(
         test=test, threat="server", claim_epsilon=1.0, ledger_epsilon=1.0, lower_bound=0.0, p_value=p, trials=trials,
-        confidence=0.95, delta=0.01, method="", how="", seeks=seeks, tells_at=tells_at, **given,
+        confidence=0.95, delta=0.01, how="", seeks=seeks, tells_at=tells_at, **given,
     )  # fmt: skip
 
 
@@ -93,3 +93,20 @@ def test_a_test_that_could_not_be_made_cannot_tell():
     assert told([audit(0.0009), audit(trials=0, verdict="not tried", seeks=None)]) == "refuted", (
         "no test, no correction"
     )
+
+
+def test_an_audit_that_is_not_random_neither_weakens_others_nor_is_weakened():
+    """One that recomputes counts as no test: 0.0008 beside it is refuted, and would be 0.0016 of two. Its own word is
+    its verdict, whatever its p-value is, and the order of the audits stays."""
+    random, sure = audit(0.0008), audit(1.0, method=CERTAIN, verdict="not refuted")
+    wrong, idle = (
+        audit(1.0, method=CERTAIN, verdict="refuted"),
+        audit(0.0, method=CERTAIN, trials=0, verdict="cannot tell"),
+    )
+    found = judged([sure, random, wrong, idle])
+    assert [one for one, _ in found] == [sure, random, wrong, idle]
+    assert [word for _, word in found] == ["not refuted", "refuted", "refuted", "not tried"]
+    weak = audit(0.5, tells_at=0.0009)  # it tells alone, and not as one of two tests
+    assert [word for _, word in judged([weak, sure])] == ["not refuted", "not refuted"]
+    assert [word for _, word in judged([weak, audit()])] == ["cannot tell", "not refuted"]
+    assert refuting([sure, random, wrong]) == [random, wrong]

@@ -106,3 +106,11 @@ def differences(*, policy=None, row_delta=1e-5, made=((4, 0.1), (5, 0.2)), **num
 )
 def test_each_number_is_held_against_its_own(changed, words):
     assert differences(**changed) == words
+
+
+def test_a_ledger_without_training_says_that_nothing_was_drawn():
+    """No entry is of training: no step and a rate of 0, where nine steps at rates of up to 0.2 were made."""
+    row = SimpleNamespace(entries=[SimpleNamespace(kind="logits", steps=99, rounds=[1])], delta=1e-5)
+    mine = [SimpleNamespace(steps=4, q=0.1), SimpleNamespace(steps=5, q=0.2)]
+    words = _differences(row, mine, SimpleNamespace(clip=1.0, noise_multiplier=None), 1e-5)
+    assert words == ["0 steps, and 9 were made", "a sample rate of 0, and it was 0.2"]

@@ -574,3 +574,24 @@ def test_only_clients_of_another_version_are_evaluated_again(monkeypatch):
     assert opened == [0, 1, 2, 1, 0, 1, 2]
     assert not hasattr(evaluate(world, None, None, versions.__getitem__, known), "clients")
     assert len(opened) == 7
+
+
+@pytest.mark.parametrize(
+    ("validation", "share"), [([(3, 4), (1, 2), (0, 0)], 4 / 6), ([(0, 0), (0, 0), (0, 0)], None), ([(0, 3)] * 3, 0.0)]
+)
+def test_a_global_models_validation_is_the_share_over_all_clients(validation, share, monkeypatch):
+    """Right answers of all clients over records of all; a client's own accuracy counts if it has records."""
+    own = [(1, 2), (0, 0), (3, 4)]
+    counts = {"validation": validation, "nonmembers": own}
+    monkeypatch.setattr(utility, "_counts_one_by_one", lambda world, model, clients, what: counts[what])
+    test = {"accuracy": 0.5, "low": 0.4, "high": 0.6, "n": 4}
+    monkeypatch.setattr(utility, "accuracy", lambda model, x, y: test)
+    seen = []
+    monkeypatch.setattr(utility, "_spread", lambda values, holders: seen.append((values, holders)))
+    monkeypatch.setattr(utility, "_holders", lambda world, what: 3)
+    world = SimpleNamespace(
+        setting=SimpleNamespace(clients=3, seed=0), test=("x", "y"),
+        federation=SimpleNamespace(dataset=SimpleNamespace(test_domain=None)),
+    )  # fmt: skip
+    assert utility._global_scores(world, None).validation == share
+    assert seen == [([0.5, 0.75], 3)]

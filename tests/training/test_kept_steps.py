@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,7 +17,7 @@ from fedaudit import Augment, adam, run, sgd
 from fedaudit.training import cuda_graphs
 from fedaudit.training.stacked import kept_steps, mapped_loss
 from fedaudit.training.stacked.kept_steps import KeptSteps
-from fedaudit.training.stacked.stack import Job, fit_together
+from fedaudit.training.stacked.stack import Job, _Fitting, fit_together
 
 
 @pytest.fixture(autouse=True)
@@ -351,3 +352,42 @@ def test_what_recordings_hold_is_counted_while_they_live(replays: list[int]) -> 
     kept_steps.forget()
     gc.collect()
     assert kept_steps.held() == 0
+
+
+@pytest.mark.parametrize(
+    ("apart", "kept", "done", "saves"),
+    [
+        (True, {}, (3, 9), True),  # five steps are left to one of the two, and three are worth it
+        (True, {}, (5, 8), True),  # exactly three
+        (True, {}, (6, 8), False),
+        (True, {2: ["a recording"]}, (6, 8), True),  # one of two models is there
+        (True, {3: ["a recording"]}, (6, 8), False),
+        (False, {2: ["a recording"]}, (3, 9), False),
+        (True, None, (3, 9), False),
+    ],
+)
+def test_when_a_recording_of_fewer_models_pays(apart, kept, done, saves, monkeypatch):
+    """Jobs 1 and 2 of three go on, with 8 and 10 planned steps. Job 0, with 50 to come, has ended early."""
+    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
+    fitting = SimpleNamespace(
+        mapped=SimpleNamespace(apart=apart),
+        kept=None if kept is None else SimpleNamespace(of=lambda n: kept.get(n)),
+        jobs=[SimpleNamespace(planned=n) for n in (50, 8, 10)],
+        courses=[SimpleNamespace(steps=n) for n in (0, *done)],
+        active=[1, 2],
+    )
+    assert _Fitting._saves_idle_steps(fitting) is saves
+
+
+def test_a_step_is_not_recorded_for_few_that_are_left(monkeypatch):
+    """Of the group, job 1 has two of ten steps left and job 2 one of five. Three would be worth it."""
+    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
+    fitting = SimpleNamespace(
+        usual=4, came={}, jobs=[SimpleNamespace(planned=n) for n in (50, 10, 5)],
+        courses=[SimpleNamespace(steps=n) for n in (0, 8, 4)],
+    )  # fmt: skip
+    assert _Fitting._record(fitting, (4, False), [1, 2]) is False
+    assert fitting.came == {(4, False): 1}
+    fitting.courses[1].steps = 7
+    with pytest.raises(AttributeError):  # now it begins to record
+        _Fitting._record(fitting, (4, False), [1, 2])
