@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import flower_apps
 import numpy as np
 import pytest
 
 from fedaudit.flower import App, run_app
 from fedaudit.flower.recorder import Recorder
+from fedaudit.flower.strategies import _Watch
 
 
 @pytest.mark.parametrize(
@@ -36,3 +39,20 @@ def test_the_model_after_each_round_is_known(name, said, tmp_path, monkeypatch):
     for t, model in enumerate(models, 1):
         for array, start in zip(model, flower_apps.START, strict=True):
             assert np.allclose(array, start + 2 * t, atol=0.01 if name == "secure" else 1e-6)
+
+
+def test_only_the_outermost_call_of_a_strategy_counts():
+    """A strategy that wraps two others: one name is noted, each once, and after an error the next call is outermost."""
+    said = []
+    watch = _Watch(SimpleNamespace(note=said.append, central=[]))
+    outer, inner = type("Outer", (), {})(), type("Inner", (), {})()
+    with watch._call(outer) as first:
+        with watch._call(inner) as second, watch._call(inner) as third:
+            assert (first, second, third) == (True, False, False)
+        with watch._call(inner) as again:
+            assert again is False
+    with pytest.raises(ValueError, match="broken"), watch._call(outer):
+        raise ValueError("broken")
+    with watch._call(inner) as alone:
+        assert alone is True
+    assert said == ["server strategy: Outer", "server strategy: Inner"]
