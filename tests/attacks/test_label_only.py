@@ -120,3 +120,25 @@ def test_a_round_of_the_search_takes_nobody_farther_away():
     attack._closer(lambda p: later.append(p) or p[..., 0] >= 0, x, point, 4, rng(), (-1.0, 1.0))
     assert float((later[1] - point).norm()) == pytest.approx(float((point - x).norm()) / 2, abs=1e-9)
     assert float((later[2] - point).norm()) == pytest.approx(float((point - x).norm()) / 4, abs=1e-9)
+
+
+@pytest.mark.parametrize(("edge", "mixed"), [(0.25, True), (-9.0, False)])
+def test_the_direction_is_the_mean_of_probes_less_their_common_part(edge, mixed):
+    """Each probe's direction counts by its label, +1 or -1, less the mean label. Where all labels are equal nothing is
+    taken off, as nothing would be left."""
+    attack, seen = LabelOnly(), []
+    x, point = torch.tensor([[-0.5, 0.0]], dtype=torch.float64), torch.tensor([[0.0, 0.4]], dtype=torch.float64)
+
+    def outside(points):
+        seen.append(points)
+        return points[..., 0] >= edge
+
+    attack._closer(outside, x, point, 1, rng(), (-5.0, 5.0))
+    u = seen[0][0] - point
+    u = u / u.norm(dim=1, keepdim=True)
+    labels = [1.0 if probe[0] >= edge else -1.0 for probe in seen[0][0].tolist()]
+    assert (len(set(labels)) == 2) is mixed
+    common = sum(labels) / len(labels) if mixed else 0.0
+    direction = sum((label - common) * way for label, way in zip(labels, u, strict=True))
+    step = (seen[1] - point)[0]
+    assert torch.allclose(step / step.norm(), direction / direction.norm(), atol=1e-9)
