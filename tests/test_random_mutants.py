@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 
 import pytest
 import random_mutants as r
@@ -180,3 +181,13 @@ def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):
         ("fedaudit/x.py", "2", ["tests/a.py::test", r.SETTINGS]),
     ):
         assert covered.tests(r.Edit(file, 1, 0, 1, text, "another argument", "C")) == wanted
+
+
+def test_a_line_outside_of_functions_is_tried_against_all_tests_of_its_file(monkeypatch):
+    """It is run by the test that happened to import the file first, and what it computes is used by the others."""
+    covered = r.Covered.__new__(r.Covered)
+    by_lines = {(3, 3): ["tests/b.py::imports"], (1, sys.maxsize): ["tests/a.py::uses", "tests/b.py::imports"]}
+    monkeypatch.setattr(covered, "_of", lambda file, lines: list(by_lines[lines]))
+    edit = r.Edit("fedaudit/x.py", 3, 0, 1, "(0.5)", "a dropped factor", "module")
+    assert covered.tests(edit) == ["tests/b.py::imports", "tests/a.py::uses"]
+    assert covered.tests(replace(edit, where="f")) == ["tests/b.py::imports"]

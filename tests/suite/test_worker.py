@@ -187,3 +187,34 @@ def test_twins_are_forked_early_if_one_cell_has_any(needs, started, monkeypatch)
     worker._start_nursery({"cells": [{"setting": {"privacy": need, "twins": i}} for i, need in enumerate(needs)]})
     assert len(begun) == started
     assert asked == [(need, i) for i, need in enumerate(needs)][: len(asked)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_cell_is_carried_out_alone_and_several_as_one_stack(count, monkeypatch):
+    """Progress is told once for each change, and the end of each cell with its number."""
+    told, alone, stacks = [], [], []
+
+    def carry_out(cell, watch):
+        alone.append(cell)
+        for step in ((1.0, 2.0, "a"), (1.0, 3.0, "a"), (2.0, 3.0, "a")):
+            watch(*step)
+
+    def carry_out_together(cells, watches):
+        stacks.append(cells)
+        for i, watch in enumerate(watches):
+            watch(float(i), 1.0, "b")
+        return cells
+
+    monkeypatch.setattr("fedaudit.suite.cell.carry_out", carry_out)
+    monkeypatch.setattr("fedaudit.suite.cell.carry_out_together", carry_out_together)
+    monkeypatch.setattr(worker, "_cell", lambda of: SimpleNamespace(status=f"done {of}", reason=f"none {of}"))
+    monkeypatch.setattr(worker, "_stop_with", lambda requests: None)
+    monkeypatch.setattr(worker, "_say", lambda replies, message: told.append(message))
+    worker._work({"cells": list(range(count))}, 0, 1)
+    ends = [{"cell": i, "status": f"done {i}", "reason": f"none {i}"} for i in range(count)]
+    assert (len(alone), [len(cells) for cells in stacks]) == ((1, []) if count == 1 else (0, [2]))
+    if count == 1:
+        steps = [(1.0, 2.0, "a"), (2.0, 3.0, "a")]
+        assert told == [*({"cell": 0, "t": t, "rounds": r, "what": w} for t, r, w in steps), *ends]
+    else:
+        assert told == [*({"cell": i, "t": float(i), "rounds": 1.0, "what": "b"} for i in (0, 1)), *ends]

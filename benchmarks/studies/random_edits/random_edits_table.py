@@ -16,8 +16,9 @@ from fedaudit.stats import wilson
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "results" / "random_edits.md"
-HEAD = "| room | first draw, as drawn | first draw, now | second draw, as drawn | second draw, now | change nothing |"
-RULE = "| --- | --- | --- | --- | --- | --: |"
+NAMES = ("first", "second", "third")
+HEAD = f"| room | {' | '.join(f'{name} draw, as drawn | {name} draw, now' for name in NAMES)} | change nothing |"
+RULE = f"| --- |{' --- |' * 2 * len(NAMES)} --: |"
 # A mistake in these rooms makes a promise of privacy wrong, so that more is asked of their tests.
 STRICT = ("fedaudit/privacy", "fedaudit/epsilon", "fedaudit/attack", "fedaudit/wire")
 STRICT_NAME = "privacy, epsilon, attack, wire"
@@ -26,7 +27,7 @@ Edits = Sequence[dict[str, Any]]
 
 
 def kept() -> list[dict[str, Any]]:
-    """Return the two draws, each with its edits: what each is, and what became of it as drawn (`before`) and now."""
+    """Return the draws, each with its edits: what each is, and what became of it as drawn (`before`) and now."""
     return list(json.loads((HERE / "drawn.json").read_text())["draws"])
 
 
@@ -47,7 +48,7 @@ def share(fates: Sequence[str]) -> str:
 
 
 def row(name: str, draws: Sequence[Edits]) -> str:
-    """Return a row of the table: both draws, as drawn and now."""
+    """Return a row of the table: every draw, as drawn and now."""
     cells = [share([one[when] for one in edits]) for edits in draws for when in ("before", "after")]
     nothing = sum(one["after"] == "equivalent" for edits in draws for one in edits)
     return f"| {name} | {' | '.join(cells)} | {nothing} |"
