@@ -43,7 +43,9 @@ def excess_p(x: int, y: int, n1: int, n0: int, epsilon: float, delta: float) -> 
     angle = np.linspace(math.asin(math.sqrt(low)), math.asin(math.sqrt(min(high, top))), RATES)
     rates = np.sin(angle) ** 2
     spread = 9 * np.sqrt(n0 * rates.max() * (1 - rates.min()) + 9)
-    others = np.arange(max(0, math.floor(n0 * rates.min() - spread)), min(n0, math.ceil(n0 * rates.max() + spread)) + 1)
+    fewest = max(0, math.floor(n0 * rates.min() - spread))
+    most = min(n0, math.ceil(n0 * rates.max() + spread))
+    others = np.arange(fewest, most + 1)
     least = _least_counts(others.astype(np.float64), seen, n1, n0, ratio, delta)
     p1 = np.minimum(ratio * rates + delta, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -208,3 +208,12 @@ def test_labels_are_made_up_to_as_many_as_there_are_records():
     update = {"1.bias": 0.5 * (1 / 8 - counts / 12)}
     found = gradient_match.inferred(model, update, steps, 12, torch.zeros(0, 1, 1))
     assert found.tolist() == [0, 0, 1, 1, 2, 2, 3, 3, 4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("form", "stacks", "count"), [("cosine", True, 7), ("cosine", False, 1), ("dlg", True, 1), ("idlg", True, 1)]
+)
+def test_only_cosine_searches_go_side_by_side_where_models_stack(form, stacks, count, monkeypatch):
+    monkeypatch.setattr(gradient_match, "stacks_on", lambda device: stacks)
+    attack = GradientMatch(form=form).model_copy(update={"together": 7})
+    assert attack.at_once(SimpleNamespace(device="any")) == count

@@ -26,6 +26,7 @@ from fedaudit.attacks.membership.lira import gaussians, log_density
 from fedaudit.attacks.membership.logit_gap import LogitGap
 from fedaudit.attacks.membership.nearest_synthetic import NearestSynthetic
 from fedaudit.attacks.membership.prototype_membership import PrototypeMembership
+from fedaudit.attacks.membership.shadow import ShadowModels
 from fedaudit.attacks.membership.update_alignment import UpdateAlignment
 from fedaudit.attacks.shared import _means, _models
 from fedaudit.attacks.shared._means import MeansAttack, ShadowMeans
@@ -468,3 +469,27 @@ def test_without_auxiliary_images_nothing_is_calibrated():
     released = Entry("up", 0, 1, s=("synthetic_images", image))
     found = [NearestSynthetic(calibrate=calibrate).run(scene(released)).scores.tolist() for calibrate in (True, False)]
     assert found[0] == found[1] == [-2.0] * 4
+
+
+def test_a_class_with_few_shadows_on_one_side_is_learned_with_the_others(monkeypatch):
+    """Five of each are asked for. Class 0 has nine members and four others, class 1 five of both: class 0 goes to the
+    classifier of all classes, which has the class among its columns."""
+    made = []
+
+    class Model:
+        def fit(self, X, inside):
+            made.append((X.shape, int(inside.sum()), int((~inside).sum())))
+            self.answer = 0.1 * len(made)
+            return self
+
+        def predict_proba(self, asked):
+            return np.full((len(asked), 2), self.answer)
+
+    attack = ShadowModels(least=5)
+    monkeypatch.setattr(ShadowModels, "_made", lambda self, seed: Model())
+    labels = np.array([0] * 13 + [1] * 10)
+    inside = np.array([True] * 9 + [False] * 4 + [True] * 5 + [False] * 5)
+    X, asked_y = np.zeros((23, 2)), np.array([1, 0, 1, 0, 0])
+    scores = attack.learn(X, labels, inside, np.zeros((5, 2)), asked_y, 3, 0)
+    assert made == [((10, 2), 5, 5), ((23, 5), 14, 9)]
+    assert scores.tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.2])

@@ -95,6 +95,8 @@ def differences(*, policy=None, row_delta=1e-5, made=((4, 0.1), (5, 0.2)), **num
         ({"clip": None, "sigma": None, "delta": None}, []),
         ({"steps": 6}, []),  # a ledger may say more
         ({"sample_rate": 0.3}, []),
+        ({"sample_rate": 0.2 * (1 - 1e-10)}, []),  # rounding
+        ({"sample_rate": 0.2 * (1 - 1e-8)}, ["a sample rate of 0.2, and it was 0.2"]),
         ({"steps": 4}, ["8 steps, and 9 were made"]),
         ({"sample_rate": 0.15}, ["a sample rate of 0.15, and it was 0.2"]),
         ({"clip": 1.0}, ["a clipping norm of 1, and the policy's is 2"]),

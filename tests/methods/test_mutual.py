@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from pydantic import ValidationError
 from torch import nn
 
 from fedaudit import run
@@ -206,3 +207,9 @@ def test_only_heads_travel_in_fedgen_on_lgfedavg(tiny, tmp_path):
             }  # fmt: skip
     assert record.result.last.global_ is None
     assert record.traffic_declared
+
+
+def test_fedkds_longest_gradient_is_any_number_above_0():
+    assert fedkd.FedKD(clip=0.5).clip == 0.5
+    with pytest.raises(ValidationError):
+        fedkd.FedKD(clip=0.0)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import reported
 
+from fedaudit.errors import RunError
 from fedaudit.setting import Setting
-from fedaudit.suite.cell import Cell, look, missing, untried
+from fedaudit.suite.cell import Cell, carry_out, look, missing, untried
 
 # --- unequal rounds
 
@@ -63,3 +65,17 @@ def test_a_cell_is_done_when_its_attacks_and_audits_are(record, tmp_path):
         found = Cell(folder / "runs" / "a", record.setting, ["loss"], ["server"])
         look(found)
         assert found.status == status
+
+
+@pytest.mark.parametrize("status", ["done", "refused", "to do"])
+def test_a_cell_that_is_over_is_left_as_it_is(status, monkeypatch):
+    """Whatever failed before: only a cell that is still to do can fail."""
+    cell = SimpleNamespace(status="", reason="as before")
+
+    def look(cell):
+        cell.status = status
+
+    monkeypatch.setattr("fedaudit.suite.cell.look", look)
+    carry_out(cell, failed=RunError("broken"))
+    wanted = ("failed", "broken") if status == "to do" else (status, "as before")
+    assert (cell.status, cell.reason.removeprefix("RunError: ")) == wanted

@@ -544,3 +544,9 @@ def test_every_member_of_a_group_gets_it():
 def test_what_is_no_width_says_so(arch):
     with pytest.raises(SettingError, match=r"is not an embedding width\. Write for example"):
         models.assign(arch, 3)
+
+
+def test_one_class_is_enough_and_none_is_not():
+    assert models.build("mlp", shape=(1, 8, 8), classes=1)(torch.zeros(2, 1, 8, 8)).shape == (2, 1)
+    with pytest.raises(SettingError, match="at least one class"):
+        models.build("mlp", shape=(1, 8, 8), classes=0)
