@@ -773,3 +773,21 @@ def test_presets_are_the_published_settings(name):
         assert (method.IPC == 20) == (name == "domainnet")
         assert method.IPC in (20, 50)
     assert (b.rho, b.clip, b.eta_S) == (5, 2, 1)
+
+
+def test_a_class_of_one_image_has_the_logits_of_that_image():
+    """Two images of class 0, one of class 2, none of class 1, and nobody holds class 3: Eq. 13 is a mean over a class's
+    own images, and Eq. 15 counts classes 0 and 2 alone; divided, by two."""
+    z = torch.tensor([[1.0, 0.0, 2.0, 0.0], [3.0, 1.0, 0.0, 0.0], [0.0, 0.5, 2.5, 1.0]])
+    r = torch.softmax(torch.arange(16.0).view(4, 4) / 5, 1)
+    held = torch.tensor([1.0, 1.0, 1.0, 0.0])
+    wanted = 0.0
+    for c, mean in ((0, (z[0] + z[1]) / 2), (2, z[2])):
+        p, q = r[c], torch.softmax(mean / 2.0, 0)
+        wanted += 0.5 * float((p * (p / q).log()).sum() + (q * (q / p).log()).sum())
+    y = torch.tensor([0, 0, 2])
+    assert float(fedaf.lgkm(z, y, r, held, 2.0)) == pytest.approx(wanted, abs=1e-6)
+    assert float(fedaf.lgkm(z, y, r, held, 2.0, "mean")) == pytest.approx(wanted / 2, abs=1e-6)
+    first = torch.tensor([1.0, 0.0, 0.0, 0.0])
+    assert torch.allclose(fedaf.lgkm(z, y, r, first, 2.0, "mean"), fedaf.lgkm(z, y, r, first, 2.0)), "one class"
+    assert float(fedaf.lgkm(z, y, r, torch.zeros(4), 2.0, "mean")) == 0
