@@ -10,7 +10,7 @@ import pytest
 from pages import RESULTS, STUDIES, script
 from scipy.stats import binomtest
 
-FIRST, SECOND = json.loads((STUDIES / "random_edits" / "drawn.json").read_text())["draws"]
+FIRST, SECOND, THIRD = DRAWS = json.loads((STUDIES / "random_edits" / "drawn.json").read_text())["draws"]
 TEXT = (RESULTS / "random_edits.md").read_text()
 PROSE = " ".join(TEXT.split())
 ROWS = [[cell.strip() for cell in line.split("|")[1:-1]] for line in TEXT.splitlines() if line.startswith("|")][2:]
@@ -33,18 +33,18 @@ def counted(edits: list[dict[str, str]], when: str) -> str:
 
 
 def test_the_table_counts_the_kept_edits() -> None:
-    assert script("random_edits_table").table([FIRST, SECOND]) in TEXT
+    assert script("random_edits_table").table(DRAWS) in TEXT
     assert len(ROWS) > 10
     assert [room for room, *_ in ROWS[-2:]] == ["privacy, epsilon, attack, wire", "all"]
-    for draw in (FIRST, SECOND):
+    for draw in DRAWS:
         assert sum(len(of_room(draw, room)) for room, *_ in ROWS[:-2]) == len(of_room(draw, "all"))
     for room, *cells in ROWS:
-        both = [of_room(draw, room) for draw in (FIRST, SECOND)]
-        assert cells[:4] == [counted(edits, when) for edits in both for when in ("before", "after")], room
-        assert cells[4] == str(sum(one["after"] == "equivalent" for edits in both for one in edits))
+        each = [of_room(draw, room) for draw in DRAWS]
+        assert cells[:6] == [counted(edits, when) for edits in each for when in ("before", "after")], room
+        assert cells[6] == str(sum(one["after"] == "equivalent" for edits in each for one in edits))
 
 
-@pytest.mark.parametrize(("draw", "seeds"), [(FIRST, [21, 22, 23]), (SECOND, [31, 32, 33, 34])])
+@pytest.mark.parametrize(("draw", "seeds"), [(FIRST, [21, 22, 23]), (SECOND, [31, 32, 33, 34]), (THIRD, [41, 42, 43])])
 def test_what_the_page_says_of_a_draw(draw: dict[str, Any], seeds: list[int]) -> None:
     edits = draw["edits"]
     assert draw["seeds"] == sorted({one["seed"] for one in edits}) == seeds
@@ -65,8 +65,9 @@ def test_edits_that_are_left_out_or_have_no_test_are_told() -> None:
     ]
     assert f"They are {left_out[0]} of the first draw and {left_out[1]} of the second." in PROSE
     assert not [one for one in FIRST["edits"] if one["after"] == "survived"]
-    without = sum(one["after"] == "survived" for one in SECOND["edits"])
-    assert f"On {without} edits of the second draw no test was seen to fail yet" in PROSE
+    without = [sum(one["after"] == "survived" for one in draw["edits"]) for draw in (SECOND, THIRD)]
+    assert f"On {without[0]} edits of the second draw and {without[1]} of the third no test was seen" in PROSE
+    assert not [one for one in THIRD["edits"] if one["before"] == "untried"], "none is left out"
     of_flower = of_room(SECOND, "fedaudit/flower")
     assert not of_room(FIRST, "fedaudit/flower")
     assert {one["before"] for one in of_flower} == {"untried"}
@@ -74,16 +75,30 @@ def test_edits_that_are_left_out_or_have_no_test_are_told() -> None:
     assert (SECOND["missing"], len(SECOND["edits"])) == (1, 419)
 
 
-def test_the_two_fresh_shares() -> None:
-    """Neither draw meets its goal, and the second share is not above the first one's interval."""
-    for room, goal, words in (
-        ("all", 0.90, "Of the first draw {} were noticed, of the second one {}."),
-        ("privacy, epsilon, attack, wire", 0.95, "{} of the first draw were noticed there, and {} of the second."),
-    ):
-        shares = [counted(of_room(draw, room), "before").replace(": ", ", ") for draw in (FIRST, SECOND)]
-        assert words.format(*shares) in PROSE
-        for share in shares:
-            assert float(re.findall(r"(\d+)%", share)[0]) / 100 < goal
-    first, second = (re.findall(r"(\d+)%", counted(draw["edits"], "before")) for draw in (FIRST, SECOND))
-    assert int(second[0]) <= int(first[2])
-    assert 0.15 < 1 - int(second[0]) / 100 < 0.25, "about one in five"
+def seen(edits: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Those that change something, or were known before not to."""
+    return [one for one in edits if (one["before"], one["after"]) != ("survived", "equivalent")]
+
+
+FOUR = "privacy, epsilon, attack, wire"
+
+
+def test_the_fresh_shares() -> None:
+    """As drawn, and without edits that were marked afterwards; the goal is met in the four rooms of the third draw."""
+    plain = [[counted(of_room(draw, room), "before").replace(": ", ", ") for draw in DRAWS] for room in ("all", FOUR)]
+    first, second, third = plain[0]
+    assert f"Of the first draw {first} were noticed, of the second one {second}, and of the third one {third}." in PROSE
+    first, second, third = plain[1]
+    assert f"{first} of the first draw were noticed, {second} of the second, and {third} of the third." in PROSE
+    told = [
+        [counted(seen(of_room(draw, room)), "before").replace(": ", ", ") for draw in DRAWS] for room in ("all", FOUR)
+    ]
+    first, second, third = told[0]
+    assert f"are {first}, {second} and {third}, where the goal is 90 %" in PROSE
+    first, second, third = told[1]
+    assert f"they are {first}, {second} and {third}, where the goal is 95 %" in PROSE
+    shares = [[int(re.findall(r"(\d+)%", share)[0]) for share in row] for row in told]
+    assert max(shares[0]) < 90 <= shares[0][2] + 1, "near it"
+    assert max(shares[1][:2]) < 95 <= shares[1][2]
+    rest = [one for one in seen(THIRD["edits"]) if not re.match(STRICT, one["edit"])]
+    assert f"{counted(rest, 'before').replace(': ', ', ')} outside of them" in PROSE
