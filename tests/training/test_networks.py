@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.training import models
 from fedaudit.training.cuda_graphs import conditions
-from fedaudit.training.stacked.networks import Many, _groups, _on_gpu, answers
+from fedaudit.training.stacked.networks import Many, _alike, _groups, _on_gpu, answers
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
 
@@ -124,3 +124,18 @@ def test_batch_norms_of_one_channel_are_run_one_after_the_other(training: bool) 
 def test_a_tensor_of_the_processor_is_on_no_gpu() -> None:
     assert not _on_gpu(torch.zeros(1))
     assert not _on_gpu(torch.zeros(1, device="meta"))
+
+
+def test_networks_are_alike_in_structure_mode_and_what_they_draw() -> None:
+    """One of them in another mode, wider, or with dropout that draws: not one stack. Dropout that is off draws not."""
+
+    def net(width: int = 3, *more: nn.Module) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, width), *more, nn.Linear(width, 2))
+
+    assert _alike(net(), net())
+    assert not _alike(net(), net().eval())
+    assert not _alike(net().eval(), net())
+    assert not _alike(net(), net(4))
+    assert not _alike(net(3, nn.Dropout(0.5)), net(3, nn.Dropout(0.5)))
+    assert _alike(net(3, nn.Dropout(0.5)).eval(), net(3, nn.Dropout(0.5)).eval())
+    assert _alike(net(3, nn.Dropout(0.0)), net(3, nn.Dropout(0.0)))
