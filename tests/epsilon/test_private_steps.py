@@ -195,7 +195,8 @@ def test_what_cannot_be_made_again_is_named(tmp_path):
     assert (
         "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
     )
-    assert found.verdict in ("not refuted", "cannot tell")
+    # No seed fixes this noise: one run of twenty is suspicious by chance, and one of a thousand refuted.
+    assert found.verdict != "refuted"
 
 
 def test_everything_that_trains_is_in_double_precision():
