@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 import xxhash
+from forging import index_rows, put_index
 from outside import Sent, Shared
 
 from fedaudit import State
@@ -42,16 +41,6 @@ def write(folder, keep_weights=10):
         digests.append(list(wire.traffic.digests))
     writer.close()
     return digests
-
-
-def rows_of(folder):
-    return [json.loads(line.partition(" ")[2]) for line in (folder / "index.jsonl").read_text().splitlines()]
-
-
-def put_rows(folder, rows):
-    texts = [json.dumps(row, separators=(",", ":"), sort_keys=True).encode() for row in rows]
-    lines = [xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n" for text in texts]
-    (folder / "index.jsonl").write_bytes(b"".join(lines))
 
 
 def chained(digests):
@@ -101,11 +90,11 @@ def test_other_content_of_an_old_round_must_be_there(tmp_path):
 
 def test_a_pack_of_empty_tensors_alone_may_be_missing(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     for row in rows:
         if row["type"] == "message":
             row["tensors"] = [["F32", [0], "content", 0, 0, xxhash.xxh3_128_hexdigest(b"")]]
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     for pack in tmp_path.glob("*.pack"):
         pack.unlink()
     assert look_through(tmp_path, 2, 10).damage == []
@@ -138,10 +127,10 @@ def test_damage_in_a_pack_is_told_by_its_place(tmp_path):
 
 def test_a_negative_place_is_damage(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     row = next(row for row in rows if row.get("direction") == "up")
     row["tensors"][0][3] = -16
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     assert (
         Damage("000001.content.pack", "byte -16", "16 bytes", "it ends at byte 48")
         in look_through(tmp_path, 2, 10).damage
@@ -160,12 +149,12 @@ def test_packs_that_no_row_names_are_damage_unless_empty_or_of_another_name(tmp_
 
 def test_rows_are_numbered_without_a_gap(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
-    put_rows(tmp_path, [row for row in rows if row["seq"] != 3])
+    rows = index_rows(tmp_path)
+    put_index(tmp_path, [row for row in rows if row["seq"] != 3])
     found = look_through(tmp_path, 2, 10)
     assert found.damage[0] == Damage("index.jsonl", "row 4", "row 3", "row 4")
     assert [one for one in found.damage if one.file == "index.jsonl"] == found.damage[:1], "and no other gap"
-    put_rows(tmp_path, rows[1:])
+    put_index(tmp_path, rows[1:])
     assert look_through(tmp_path, 2, 10).damage[0] == Damage("index.jsonl", "row 1", "row 0", "row 1")
 
 
@@ -188,32 +177,32 @@ def test_the_index_ends_with_its_last_round(tmp_path):
 def test_a_sum_is_content_and_no_message(tmp_path):
     """Its tensors are read with the others; its digest is not in the chain of messages."""
     digests = write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     row = next(row for row in rows if row.get("direction") == "up")
     rows.insert(-1, {**row, "type": "sum", "seq": rows[-1]["seq"], "round": 2, "tensors": []})
     rows[-1]["seq"] += 1
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     found = look_through(tmp_path, 2, 10)
     assert (found.messages, found.digest, found.damage) == (7, chained(digests), [])
 
 
 def test_a_row_without_a_number_takes_the_place_of_one(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     at = next(i for i, row in enumerate(rows) if row.get("event") == "absent")
     del rows[at]["seq"]
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     assert look_through(tmp_path, 2, 10).damage == [Damage("index.jsonl", "row None", f"row {at}", "row None")]
 
 
 def test_a_missing_pack_is_damage_if_one_of_its_tensors_is_not_empty(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     for row in rows:
         if row["type"] == "message":
             row["tensors"] = []
     rows[1]["tensors"] = [["F32", [n], "content", 0, 4 * n, "0" * 32] for n in (0, 1)]
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     for pack in tmp_path.glob("*.pack"):
         pack.unlink()
     assert look_through(tmp_path, 2, 10).damage == [
@@ -224,7 +213,7 @@ def test_a_missing_pack_is_damage_if_one_of_its_tensors_is_not_empty(tmp_path):
 def test_no_other_pack_is_opened_when_the_list_is_full(tmp_path):
     """Twenty damaged tensors fill the first pack to its end; those of the second are not looked at."""
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     for row in rows:
         if row["type"] == "message":
             row["tensors"] = []
@@ -233,7 +222,7 @@ def test_no_other_pack_is_opened_when_the_list_is_full(tmp_path):
         row["tensors"] = [["U8", [1], "content", i, 1, "0" * 32] for i in range(20)]
         (tmp_path / f"00000{t}.content.pack").write_bytes(bytes(20))
         (tmp_path / f"00000{t}.weights.pack").unlink()
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     found = look_through(tmp_path, 2, 10)
     assert (len(found.damage), found.tensors) == (20, 20)
 
@@ -241,11 +230,11 @@ def test_no_other_pack_is_opened_when_the_list_is_full(tmp_path):
 def test_the_list_of_damage_has_an_end(tmp_path):
     """Thirty tensors of one pack are damaged: so many are told as are listed, and no other pack is opened."""
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     for t in (1, 2):
         row = next(row for row in rows if row.get("direction") == "up" and row["round"] == t)
         row["tensors"] = [["U8", [1], "content", i, 1, "0" * 32] for i in range(30)]
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     found = look_through(tmp_path, 2, 10)
     assert MOST == 20
     assert len(found.damage) == MOST + 1, "and the bytes after the last one that was looked at"

@@ -9,6 +9,7 @@ import time
 import pytest
 import torch
 import xxhash
+from forging import index_rows, put_index
 from outside import Peers, Sent, Shared
 
 from fedaudit import Down, Record, State, Up, private, public
@@ -319,16 +320,6 @@ def opened(folder, **changes):
     return writer, Wire(writer, 1)
 
 
-def rows_of(folder):
-    return [json.loads(line.partition(" ")[2]) for line in (folder / "index.jsonl").read_text().splitlines()]
-
-
-def put_rows(folder, rows):
-    texts = [json.dumps(row, separators=(",", ":"), sort_keys=True).encode() for row in rows]
-    lines = [xxhash.xxh3_64_hexdigest(text).encode() + b" " + text + b"\n" for text in texts]
-    (folder / "index.jsonl").write_bytes(b"".join(lines))
-
-
 class Write:
     """A write that is under way until somebody waits for it."""
 
@@ -408,7 +399,7 @@ def test_going_on_removes_packs_of_later_rounds_and_nothing_else(tmp_path):
     ])  # fmt: skip
     writer.event(event="here", round=3)
     writer.close()
-    last = rows_of(tmp_path)[-1]
+    last = index_rows(tmp_path)[-1]
     assert (last["seq"], last["event"], last["type"]) == (40, "here", "event")
     assert 5.0 <= last["at"] < 60.0
     assert (tmp_path / "index.jsonl").stat().st_size > offsets[1]
@@ -420,7 +411,7 @@ def test_old_packs_that_are_not_there_are_no_error(tmp_path):
         writer.begin_round(t)
         writer.end_round(t)
     writer.close()
-    assert [(row["event"], row["round"], row["seq"]) for row in rows_of(tmp_path)] == [
+    assert [(row["event"], row["round"], row["seq"]) for row in index_rows(tmp_path)] == [
         ("round", 1, 0), ("round", 2, 1), ("round", 3, 2),
     ]  # fmt: skip
     line = (tmp_path / "index.jsonl").read_text().splitlines()[0].partition(" ")[2]
@@ -530,10 +521,10 @@ def test_a_record_within_a_message_is_plain_by_field_and_itself_as_a_whole(tmp_p
 )  # fmt: skip
 def test_a_tensors_row_that_is_damaged_is_told(tmp_path, change):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     for at, value in change.items():
         rows[0]["tensors"][0][at] = value
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     entry = next(Transcript(tmp_path).entries())
     with pytest.raises(TranscriptError, match=r"row 0: its tensor 0 is damaged"):
         entry["w"]
@@ -564,9 +555,9 @@ def test_a_pack_that_ends_within_a_tensor_is_told(tmp_path):
 )  # fmt: skip
 def test_a_row_that_is_not_one_is_refused(tmp_path, key, value):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     rows[0][key] = value
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     with pytest.raises(TranscriptError, match="line 1 is not a row of a transcript"):
         list(Transcript(tmp_path).rows())
 
@@ -581,32 +572,32 @@ def test_a_row_that_is_not_one_is_refused(tmp_path, key, value):
 )  # fmt: skip
 def test_one_field_that_is_not_a_table_is_one_too_many(tmp_path, fields, words):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     rows[0]["fields"] = fields
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     with pytest.raises(TranscriptError, match=words):
         list(Transcript(tmp_path).rows())
 
 
 def test_a_row_may_have_whole_seconds_and_an_event_little_else(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     rows[0]["at"] = 3
     rows[0]["fields"]["w"]["kind"] = None
     rows.append({"type": "event"})
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     assert list(Transcript(tmp_path).rows()) == rows
     del rows[0]["digest"]
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     with pytest.raises(TranscriptError, match="KeyError 'digest'"):
         list(Transcript(tmp_path).rows())
 
 
 def test_fields_that_are_damaged_are_told(tmp_path):
     write(tmp_path)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     rows[0]["fields"]["w"]["nobody"] = 1
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     with pytest.raises(TranscriptError, match="row 0: its fields are damaged"):
         next(Transcript(tmp_path).entries()).fields  # noqa: B018
 
@@ -614,7 +605,7 @@ def test_fields_that_are_damaged_are_told(tmp_path):
 def test_the_digest_of_the_first_rounds(tmp_path):
     """Messages in order, chained by rounds. The event of round 0 ends nothing, and a sum is no message."""
     write(tmp_path, rounds=2)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     chain = [""]
     for t in (1, 2):
         said = [
@@ -625,7 +616,7 @@ def test_the_digest_of_the_first_rounds(tmp_path):
     rows.insert(2, {"type": "event", "event": "round", "round": 0})
     rows.insert(1, {**rows[0], "type": "sum"})
     rows.insert(1, {"type": "event", "event": "absent", "round": 1})
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
     found = Transcript(tmp_path)
     assert [found.digest(t) for t in (1, 2, 3)] == [chain[1], chain[2], chain[2]]
     assert len(list(found.entries())) == 8
@@ -652,11 +643,11 @@ def test_threats_that_are_none(text):
 def test_entries_of_a_view_by_direction_kind_client_and_round(tmp_path):
     """Two rounds of two clients; a sum of both stands for their masked replies of round 2."""
     write(tmp_path, rounds=2)
-    rows = rows_of(tmp_path)
+    rows = index_rows(tmp_path)
     up = next(row for row in rows if row.get("direction") == "up" and row["round"] == 2)
     rows.append({**up, "type": "sum", "client": -1, "clients": [0, 1], "seq": 99,
                  "fields": {"e": {"kind": "logits", "role": "private"}}})  # fmt: skip
-    put_rows(tmp_path, rows)
+    put_index(tmp_path, rows)
 
     def found(view, **wanted):
         return [(e.round, e.direction, e.client) for e in view.entries(**wanted)]

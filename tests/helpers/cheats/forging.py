@@ -33,16 +33,23 @@ def put_beside(folder: Path, name: str, edit: Callable[[list[Any]], Any]) -> Non
     (folder / f"{name}.json").write_text(json.dumps(saved, indent=1))
 
 
+def index_rows(transcript: Path) -> list[dict[str, Any]]:
+    """Return the rows of a transcript's index, without their checksums."""
+    lines = (transcript / "index.jsonl").read_text().splitlines()
+    return [json.loads(line.partition(" ")[2]) for line in lines]
+
+
+def put_index(transcript: Path, rows: list[dict[str, Any]]) -> None:
+    """Write rows as a transcript's index, each with its checksum."""
+    texts = [json.dumps(row, separators=(",", ":"), sort_keys=True) for row in rows]
+    lines = [f"{xxhash.xxh3_64_hexdigest(text.encode())} {text}\n" for text in texts]
+    (transcript / "index.jsonl").write_text("".join(lines))
+
+
 def put_rows(folder: Path, edit: Callable[[list[dict[str, Any]]], Any]) -> None:
     """Edit the rows of the index, and give each its checksum again."""
-    index = folder / "transcript" / "index.jsonl"
-    rows = [json.loads(line.partition(" ")[2]) for line in index.read_text().splitlines()]
-    rows = edit(rows) or rows
-    lines = []
-    for row in rows:
-        text = json.dumps(row, separators=(",", ":"), sort_keys=True)
-        lines.append(f"{xxhash.xxh3_64_hexdigest(text.encode())} {text}\n")
-    index.write_text("".join(lines))
+    rows = index_rows(folder / "transcript")
+    put_index(folder / "transcript", edit(rows) or rows)
 
 
 def seal(folder: Path) -> None:
