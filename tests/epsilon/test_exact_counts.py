@@ -114,10 +114,14 @@ def test_an_excess_of_unequal_classes_is_the_sum_over_all_pairs(x, y, n1, n0, ep
     assert claim_p(x, y, n1, n0, epsilon, delta) == pytest.approx(min(1.0, 2 * min(both)))
 
 
-def test_many_records_are_summed_up_only_where_they_lie():
-    """Of 1,200 non-members those counts are looked at that lie within nine deviations: nothing is lost."""
-    n1, n0, epsilon, delta, x, y = 200, 1200, 0.5, 1e-3, 80, 200
-    ratio, edge = math.exp(epsilon), _score(np.array([80.0]), np.array([200.0]), n1, n0, math.exp(epsilon), delta)[0]
+@pytest.mark.parametrize(
+    ("x", "y", "n1", "n0", "epsilon", "delta"), [(80, 200, 200, 1200, 0.5, 1e-3), (17, 217, 20, 300, 0.1, 0.0)]
+)
+def test_many_records_are_summed_up_only_where_they_lie(x, y, n1, n0, epsilon, delta):
+    """Of 1,200 and 300 non-members those counts are looked at that lie within nine deviations: nothing is lost. The
+    worst rate of the first is the lowest one, of the second the highest."""
+    ratio = math.exp(epsilon)
+    edge = _score(np.array([float(x)]), np.array([float(y)]), n1, n0, ratio, delta)[0]
     least = []
     for b in range(n0 + 1):
         scores = _score(np.arange(n1 + 1.0), np.full(n1 + 1, float(b)), n1, n0, ratio, delta)
