@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from fedaudit import cuda_streams
-from fedaudit.cuda_streams import FORKS, LANES, POOL, TRANSFER, capture_stream, forked_streams, kept_stream, lane
+from fedaudit.cuda_streams import LANES, POOL, TRANSFER, capture_stream, kept_stream, lane
 
 DEVICE = torch.device("cuda", 0)
 DEFAULT = SimpleNamespace(cuda_stream=0, device=DEVICE)
@@ -24,13 +24,12 @@ class Pool:
     def __init__(self) -> None:
         self.taken = 0
         self.current: Any = DEFAULT
-        self._turns: dict[tuple[int, int], Any] = {}
+        self._turns: dict[int, Any] = {}
 
-    def __call__(self, index: int, priority: int = 0) -> Any:
+    def __call__(self, index: int) -> Any:
         self.taken += 1
-        turn = self._turns.setdefault((index, priority), itertools.cycle(range(POOL)))
-        handle = 1 + 1000 * index - 100 * priority + next(turn)
-        return SimpleNamespace(cuda_stream=handle, device=torch.device("cuda", index), priority=priority)
+        turn = self._turns.setdefault(index, itertools.cycle(range(POOL)))
+        return SimpleNamespace(cuda_stream=1 + 1000 * index + next(turn), device=torch.device("cuda", index))
 
 
 @pytest.fixture
@@ -105,38 +104,3 @@ def test_threads_that_ask_at_once_get_one_stream(pool: Pool) -> None:
     for thread in threads:
         thread.join()
     assert len({id(stream) for stream in found}) == 1
-
-
-def test_a_recordings_models_have_streams_of_their_own(pool: Pool) -> None:
-    """Two recordings that are replayed side by side must not share cuBLAS's workspaces, so their forks differ, too."""
-    pool.current = first = capture_stream()
-    mine = [stream.cuda_stream for stream in forked_streams(4, DEVICE)]
-    assert mine == [stream.cuda_stream for stream in forked_streams(4, DEVICE)], "the same ones for the next recording"
-    pool.current = lane(0, DEVICE)
-    pool.current = capture_stream()
-    others = [stream.cuda_stream for stream in forked_streams(4, DEVICE)]
-    assert len({*mine, *others, first.cuda_stream, pool.current.cuda_stream}) == 10
-
-
-def test_more_models_than_forks_take_turns(pool: Pool) -> None:
-    pool.current = capture_stream()
-    found = [stream.cuda_stream for stream in forked_streams(FORKS + 3, DEVICE)]
-    assert found[FORKS:] == found[:3]
-    assert len(set(found)) == FORKS
-
-
-def test_outside_of_recordings_nothing_is_forked(pool: Pool) -> None:
-    capture_stream()
-    assert forked_streams(4, DEVICE) == []
-    pool.current = lane(0, DEVICE)
-    assert forked_streams(4, DEVICE) == []
-
-
-def test_forks_end_with_torchs_streams_and_leave_the_others_theirs(pool: Pool) -> None:
-    found = []
-    for number in range(4):
-        pool.current = lane(number, DEVICE)
-        pool.current = capture_stream()
-        found.append(len(forked_streams(FORKS, DEVICE)))
-    assert found == [FORKS, FORKS, FORKS, 0], "three recordings' forks are all that one priority has"
-    assert kept_stream(TRANSFER, DEVICE) is not None

@@ -10,12 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from pydantic import Field
 from torch import nn
 
 from fedaudit import (
     NUMBER,
-    Augment,
     Client,
     Cohort,
     Down,
@@ -32,10 +30,8 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.shared._libraries import PFLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._local_training import WithLocalTraining
 from fedaudit.methods.shared._travelling import SendsTrained
-
-BLACK = -1.0  # in a record's units: what torchvision's RandomCrop has around an image
 
 
 class Global(Down):
@@ -52,26 +48,13 @@ class Averaged(Record):
 
 
 @register("fedavg", tables="FedAF FedFree FedZGE DFRD")
-class FedAvg(SendsTrained, WithOptimiser):
+class FedAvg(SendsTrained, WithLocalTraining):
     """Average the models that clients train. A client sends its weights and how many records it has."""
-
-    E: int = 1  # local epochs
-    B: int = 64  # local batch size
-    eta: float = 0.01  # local learning rate
-    steps: int = Field(default=0, ge=0)  # local steps, in the place of epochs; 0: E epochs
-    crop: int = Field(default=0, ge=0)  # in local training images are moved by so many pixels at most, over black
-    flip: bool = False  # and mirrored every other time
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
         "pflib": PFLIB,
     }
-
-    @property
-    def local_training(self) -> dict[str, Any]:
-        """Return how a client trains in a round, as `fit` takes it: for so many steps or epochs, on which images."""
-        augment = Augment(crop=self.crop, flip=self.flip, fill=BLACK) if self.crop or self.flip else None
-        return {**({"steps": self.steps} if self.steps else {"epochs": self.E}), "augment": augment}
 
     def init(self, server: Server) -> Record:
         return Averaged(state_of(server.model(), self.part))  # w_0

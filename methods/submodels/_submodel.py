@@ -51,7 +51,7 @@ from fedaudit import (
     state_of,
 )  # fmt: skip
 from fedaudit.errors import SettingError
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._local_training import WithLocalTraining
 from fedaudit.shape import Shape
 from fedaudit.training import models
 
@@ -300,7 +300,7 @@ class Whole(Record):
     trained: dict[str, Tensor] = dataclasses.field(default_factory=dict)  # which entries anybody has trained so far
 
 
-class SubModels(WithOptimiser):
+class SubModels(WithLocalTraining):
     """Partial training: extract, train, average. A method says in `units` which units a client trains."""
 
     alone_in_sums: ClassVar[str] = "entries of the model that one client alone trains are that client's"
@@ -308,9 +308,6 @@ class SubModels(WithOptimiser):
     on_digits: ClassVar[Mapping[str, Any]] = {"E": 10, "B": 16, "eta": 0.1}
     quick: ClassVar[Mapping[str, Any]] = {"B": 32, "eta": 0.05}
 
-    E: int = 1  # local epochs
-    B: int = 64  # local batch size
-    eta: float = 0.01  # local learning rate
     sigma: int = 4  # the narrowest client has (1/2)^sigma of the width
     rho: int | None = Field(default=None, ge=0)  # how fast budgets fall; None: 5, or N - 1 if N is at most 5
     weighted: bool = True  # p_i = n_i in Eq. 1; false: p_i = 1
@@ -401,7 +398,7 @@ class SubModels(WithOptimiser):
 
     def client_update(self, client: Client, msg: Any) -> TrainedPart:
         load(client.model, msg.w)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        client.fit(ce, **self.local_training, batch=self.B, opt=self.optimiser(self.eta))
         return TrainedPart(state_of(client.model), len(client))
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:

@@ -96,7 +96,7 @@ class HeteroFL(SubModels):
 
     def client_update(self, client: Client, msg: Part) -> TrainedPart:
         load(client.model, {**state_of(client.model), **msg.w})
-        options: dict[str, Any] = {"epochs": self.E, "batch": self.B, "opt": self.optimiser(self.eta)}
+        options = {**self.local_training, "batch": self.B, "opt": self.optimiser(self.eta)}
         with scaler(client.model, self.R(client.model)):
             if self.masked:
                 held = torch.zeros(client.classes, device=client.device)

@@ -209,7 +209,7 @@ def test_moon_compares_with_its_own_last_model(ran):
     assert [torch.allclose(x[name], y[name], atol=1e-7) for x, y in zip(a, b, strict=True)] == [True] * 3 + [False] * 6
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm", "heterofl", "fedrolex"])
 def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp_path):
     """A client with two batches an epoch makes `steps` steps, whatever E is; without `steps` it makes E epochs."""
     asked = []
@@ -227,7 +227,7 @@ def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp
         assert set(asked) == {wanted}
 
 
-@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm"])
+@pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm", "heterofl", "fedrolex"])
 def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny, monkeypatch, tmp_path):
     """Each setting reaches `fit` by itself; pixels from outside are black, and without both nothing is augmented."""
     asked = []

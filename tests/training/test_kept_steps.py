@@ -15,8 +15,9 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Augment, adam, run, sgd
 from fedaudit.training import cuda_graphs
-from fedaudit.training.stacked import kept_steps, mapped_loss
-from fedaudit.training.stacked.kept_steps import KeptSteps
+from fedaudit.training.fit import OFTEN
+from fedaudit.training.stacked import kept_steps
+from fedaudit.training.stacked.kept_steps import KeptSteps, StepForm
 from fedaudit.training.stacked.stack import Job, _Fitting, fit_together
 
 
@@ -224,6 +225,15 @@ def test_two_trainings_at_a_time_never_share_memory() -> None:
     assert kept_steps.taken(form, 24) is None, "it belongs to whoever took it"
 
 
+def test_of_several_that_are_large_enough_the_smallest_is_taken() -> None:
+    for counts in ([12, 12], [20, 20], [16, 16]):
+        fit_together(make("mlp@0.02", counts))
+        kept_steps._kept[-1].form = StepForm(kept_steps._kept[-1].form.loss, "one")  # so that the next is made anew
+    form = kept_steps._kept[0].form
+    assert [len(kept_steps.taken(form, count).rows[0]) for count in (25, 25, 1)] == [32, 40, 24]
+    assert kept_steps._kept == []
+
+
 def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """A training begins again without them; if there are none, the error is the caller's."""
     fit_together(make("mlp@0.02", [12, 12]))
@@ -263,49 +273,41 @@ def test_only_the_first_round_of_a_run_records(tmp_path: Path, replays: list[int
     assert len(replays) == 2 * first
 
 
-def test_models_side_by_side_leave_one_by_one(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
-    """Each is stepped by itself, so that one that is through costs nothing. The next round has their recordings."""
-    stepped: list[int] = []
-    inner = mapped_loss.side_by_side
-    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
-    monkeypatch.setattr(mapped_loss, "side_by_side", lambda n, *of: stepped.append(n) or inner(n, *of))
-    counts = [40, 8, 24, 16, 20]  # 10, 2, 6, 4 and 5 steps of 4 rows
-    for _ in range(2):
-        stepped.clear()
-        jobs, alone = make("mlp@0.02", counts, epochs=1), make("mlp@0.02", counts, epochs=1)
+def test_models_side_by_side_have_recordings_of_their_own(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """A model that is through costs nothing. One with a smaller last batch has a second recording, by OFTEN epochs."""
+    monkeypatch.setattr("fedaudit.training.stacked.stack.goes_apart", lambda model, rows: True)
+    counts = [40, 8, 22, 16]  # of 4 rows: 10, 2, 5 and a half, and 4 steps an epoch
+    for again in range(3):
+        jobs, alone = make("cnn_bn@0.25", counts, epochs=8), make("cnn_bn@0.25", counts, epochs=8)
         fit_together(jobs)
         with cuda_graphs.conditions("eager"):
             for job in alone:
                 job.alone()
         assert distance(jobs, alone) < 1e-10
-    by_hand = [5] * 2 + [4] * 2 + [3] * 1 + [2] * 1 + [1] * 4
-    assert stepped == by_hand
-    assert len(replays) == 5
+        assert len(replays) == 4 + 1, "the next round has them"
+        if not again:
+            first = sorted(replays)
+    half = 8 - (OFTEN - 1)  # of the smaller batches; those before OFTEN are eager
+    assert first == sorted([80, 16, 40, 32, half])
+    assert sorted(replays) == sorted([240, 48, 120, 96, half + 8 + 8])
 
 
-def test_few_steps_that_are_left_are_not_recorded_for(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
-    """Less than WORTH_IT of them go on with the recording that is there."""
-    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
-    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
-    fit_together(make("mlp@0.02", [28, 28, 28, 20], epochs=1))
-    assert len(replays) == 1
-    fit_together(make("mlp@0.02", [32, 32, 32, 20], epochs=1))
-    assert len(replays) == 2 + 1, "more rows than before, and three steps after the fourth model's last"
+def test_models_side_by_side_share_no_memory(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """They are replayed at the same time. Recordings of one model share theirs."""
+    monkeypatch.setattr("fedaudit.training.stacked.stack.goes_apart", lambda model, rows: True)
+    pools: list[object] = []
+    capture = cuda_graphs._capture
 
+    def noted(step: Callable[[], cuda_graphs.Outputs]) -> Any:
+        pools.append(cuda_graphs._now.pool)
+        return capture(step)
 
-def test_few_steps_that_are_left_take_a_recording_that_is_kept(
-    monkeypatch: pytest.MonkeyPatch, replays: list[int]
-) -> None:
-    stepped: list[int] = []
-    inner = mapped_loss.side_by_side
-    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
-    monkeypatch.setattr(mapped_loss, "side_by_side", lambda n, *of: stepped.append(n) or inner(n, *of))
-    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
-    fit_together(make("mlp@0.02", [32, 32, 32, 20], epochs=1))
-    stepped.clear()
-    fit_together(make("mlp@0.02", [28, 28, 28, 20], epochs=1))
-    assert stepped == [4] * 5 + [3] * 2
-    assert len(replays) == 2
+    monkeypatch.setattr(cuda_graphs, "_capture", noted)
+    monkeypatch.setattr(kept_steps, "new_pool", lambda device: object())
+    fit_together(make("cnn_bn@0.25", [10, 12], epochs=8))
+    assert len(pools) == 3
+    assert len(set(pools)) == 2
+    assert pools[0] is not pools[1]
 
 
 def test_a_tensor_of_another_shape_is_another_form(replays: list[int]) -> None:
@@ -352,31 +354,6 @@ def test_what_recordings_hold_is_counted_while_they_live(replays: list[int]) -> 
     kept_steps.forget()
     gc.collect()
     assert kept_steps.held() == 0
-
-
-@pytest.mark.parametrize(
-    ("apart", "kept", "done", "saves"),
-    [
-        (True, {}, (3, 9), True),  # five steps are left to one of the two, and three are worth it
-        (True, {}, (5, 8), True),  # exactly three
-        (True, {}, (6, 8), False),
-        (True, {2: ["a recording"]}, (6, 8), True),  # one of two models is there
-        (True, {3: ["a recording"]}, (6, 8), False),
-        (False, {2: ["a recording"]}, (3, 9), False),
-        (True, None, (3, 9), False),
-    ],
-)
-def test_when_a_recording_of_fewer_models_pays(apart, kept, done, saves, monkeypatch):
-    """Jobs 1 and 2 of three go on, with 8 and 10 planned steps. Job 0, with 50 to come, has ended early."""
-    monkeypatch.setattr("fedaudit.training.stacked.stack.WORTH_IT", 3)
-    fitting = SimpleNamespace(
-        mapped=SimpleNamespace(apart=apart),
-        kept=None if kept is None else SimpleNamespace(of=lambda n: kept.get(n)),
-        jobs=[SimpleNamespace(planned=n) for n in (50, 8, 10)],
-        courses=[SimpleNamespace(steps=n) for n in (0, *done)],
-        active=[1, 2],
-    )
-    assert _Fitting._saves_idle_steps(fitting) is saves
 
 
 def test_a_step_is_not_recorded_for_few_that_are_left(monkeypatch):

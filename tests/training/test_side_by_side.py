@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -12,20 +13,30 @@ from jobs import CASES, COUNTS, distance, make, trained
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import sgd
+from fedaudit import adam, sgd
 from fedaudit.training import cuda_graphs, models
-from fedaudit.training.stacked import mapped_loss, side_by_side, stack, stackable
-from fedaudit.training.stacked.side_by_side import DEEP, drawing_nothing, goes_apart, is_deep, is_wide
-from fedaudit.training.stacked.stack import _Fitting, fit_together
+from fedaudit.training.stacked import kept_steps, mapped_loss, side_by_side, stack, stackable
+from fedaudit.training.stacked.side_by_side import (
+    DEEP,
+    Lanes,
+    drawing_nothing,
+    goes_apart,
+    halved,
+    in_turn,
+    is_deep,
+    is_wide,
+)
+from fedaudit.training.stacked.stack import fit_together
+from fedaudit.training.stacked.steppers import Stepper, stepper
 
 
 @pytest.fixture
 def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Have all stacks step their models side by side, and count the models of each step."""
+    """Have models of all stacks train side by side, and count the models of each training."""
     counts: list[int] = []
-    inner = side_by_side.side_by_side
-    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
-    monkeypatch.setattr(mapped_loss, "side_by_side", lambda n, *of: counts.append(n) or inner(n, *of))
+    inner = stack.in_turn
+    monkeypatch.setattr(stack, "goes_apart", lambda model, rows: True)
+    monkeypatch.setattr(stack, "in_turn", lambda courses, lanes: counts.append(len(courses)) or inner(courses, lanes))
     return counts
 
 
@@ -33,7 +44,7 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_each_ends_as_it_would_alone(case: str, apart: list[int]) -> None:
     together, before = (make(counts=COUNTS, **CASES[case]) for _ in range(2))
     found, (alone, wanted) = fit_together(together), trained(case)
-    assert apart, "they were mapped over, as ever"
+    assert apart == [len(COUNTS)], "they were mapped over, as ever"
     assert distance(alone, before) > 1e-2, "nothing was trained, so nothing was compared"
     assert distance(together, alone) < 1e-10
     for a, b in zip(found, wanted, strict=True):
@@ -46,7 +57,7 @@ def test_recorded_steps_go_side_by_side_too(apart: list[int], replays: list[int]
     with cuda_graphs.conditions("recorded"):
         fit_together(together)
     assert replays
-    assert max(apart) == len(COUNTS)
+    assert apart == [len(COUNTS)]
     for job in alone:
         job.alone()
     assert distance(together, alone) < 1e-10
@@ -64,12 +75,13 @@ def test_factors_of_16_bits_are_those_of_each_model_alone(apart: list[int], monk
     for job in exact:
         job.alone()
     with cuda_graphs.conditions("eager", bf16=True):
-        fit_together(together)
+        found = fit_together(together)
         for job in alone:
             job.alone()
     assert distance(exact, alone) > 1e-4, "nothing was rounded"
     assert distance(together, alone) < 1e-5
-    assert len(cast) == sum(apart), "batch norms would be cast back and forth, which autocast spares"
+    steps = sum(of_model.steps for of_model in found)
+    assert len(cast) == steps, "batch norms would be cast back and forth, which autocast spares"
 
 
 def test_images_lie_as_tensor_cores_take_them(apart: list[int]) -> None:
@@ -146,17 +158,44 @@ def test_deep_and_wide_networks_on_tensor_cores_go_apart(monkeypatch: pytest.Mon
         assert goes_apart(deep, rows)
 
 
-def test_a_stack_of_one_and_a_compiled_one_are_not_stepped_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One model has nothing beside it. Deep networks are not compiled as a stack, in whose groups the time goes."""
-    monkeypatch.setattr(mapped_loss, "goes_apart", lambda model, rows: True)
+def test_one_model_is_a_stack_as_ever(apart: list[int]) -> None:
+    """It has nothing beside it."""
+    together, alone = make("cnn_bn@0.25", [8]), make("cnn_bn@0.25", [8])
+    fit_together(together)
+    alone[0].alone()
+    assert apart == []
+    assert distance(together, alone) < 1e-10
+
+
+def test_a_model_beside_others_is_not_compiled_and_has_torchs_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
     (job,) = make("cnn_bn@0.25", [8])
-    assert not mapped_loss.mapped_loss(job, {}, False, several=False).apart
-    several = mapped_loss.mapped_loss(job, {}, True, several=True)
-    assert several.apart
-    assert not several._compile
-    assert not several.convolves, "there is nothing to choose"
-    assert several.model is job.model, "its layers are torch's own"
+    for compile in (True, False):
+        mapped = mapped_loss.mapped_loss(job, {}, compile, several=False, apart=True)
+        assert mapped.apart
+        assert not mapped._compile
+        assert not mapped.convolves, "there is nothing to choose"
+        assert mapped.model is job.model
+    assert not mapped_loss.mapped_loss(job, {}, False, several=True).apart
+
+
+def test_filters_lie_as_tensor_cores_take_them() -> None:
+    """All numbers of a model are there, and so are an optimiser's, in one order: one kernel goes over all of them."""
+    (job,) = make("cnn_bn@0.25", [8], opt=adam(0.01))
+    how = stepper(job.option("opt"))
+    assert isinstance(how, Stepper)
+    found = stack.build([job], how, apart=True)
+    tensors = {**dict(job.model.named_parameters()), **dict(job.model.named_buffers())}
+    assert {**found.params, **found.rest}.keys() == tensors.keys()
+    for name, t in {**found.params, **found.rest}.items():
+        assert torch.equal(t[0], tensors[name])
+        assert t.data_ptr() != tensors[name].data_ptr(), "training must not change the model before its end"
+    filters = found.params["encoder.conv2.weight"]
+    assert filters[0].is_contiguous(memory_format=torch.channels_last)
+    assert not filters[0].is_contiguous()
+    assert found.state["m.encoder.conv2.weight"].stride() == filters.stride()
+    plain = stack.build([job], how)
+    assert plain.params["encoder.conv2.weight"].is_contiguous()
 
 
 class Streams:
@@ -176,33 +215,99 @@ class Streams:
         self.current = before
 
 
-def test_streams_begin_after_what_came_before_and_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def counted(streams: Streams, name: str, steps: int) -> Iterator[None]:
+    for step in range(steps):
+        streams.said.append(f"{name}{step} on {streams.current.name}")
+        yield
+    streams.said.append(f"{name} ends on {streams.current.name}")
+
+
+def test_lanes_begin_after_what_came_before_and_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     streams = Streams()
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: streams.current)
     monkeypatch.setattr(torch.cuda, "stream", streams.on)
-    forks = [streams.named("a"), streams.named("b")]
-    monkeypatch.setattr(side_by_side, "forked_streams", lambda count, device: forks)
-
-    def work(number: int) -> int:
-        streams.said.append(f"{number} on {streams.current.name}")
-        return 10 * number
-
-    assert side_by_side.side_by_side(2, torch.device("cuda"), work) == [0, 10]
-    assert streams.said == [
-        "a waits for here", "b waits for here", "0 on a", "1 on b", "here waits for a", "here waits for b",
-    ]  # fmt: skip
+    own = [streams.named("a"), streams.named("b")]
+    monkeypatch.setattr(side_by_side, "lane", lambda number, device: own[number])
+    lanes = Lanes(2, torch.device("cuda"))
+    assert streams.said == ["a waits for here", "b waits for here"]
     streams.said.clear()
-    monkeypatch.setattr(side_by_side, "forked_streams", lambda count, device: [])
-    assert side_by_side.side_by_side(2, torch.device("cuda"), work) == [0, 10]
-    assert streams.said == ["0 on here", "1 on here"]
+    in_turn([counted(streams, "x", 1), counted(streams, "y", 2)], lanes)
+    assert streams.said == ["x0 on a", "y0 on b", "x ends on a", "y1 on b", "y ends on b"]
+    assert streams.current.name == "here"
+    streams.said.clear()
+    lanes.join()
+    assert streams.said == ["here waits for a", "here waits for b"]
 
 
-def test_what_cannot_be_recorded_apart_is_recorded_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eager steps, one by one, would be no faster than no stack at all."""
-    fitting = SimpleNamespace(
-        jobs=make("mlp", [5]), slots=[0, 1], device=torch.device("cpu"), mapped=SimpleNamespace(convolves=False)
-    )
-    fitting.mapped.apart = True
-    monkeypatch.setattr(stack, "record_giving_back", lambda *of, **how: None if fitting.mapped.apart else "recorded")
-    assert _Fitting._choose(fitting, list, [], 4, False) == "recorded"
-    assert fitting.mapped.apart is False
+def test_a_cpu_has_no_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = Streams()
+    lanes = Lanes(2, torch.device("cpu"))
+    in_turn([counted(streams, "x", 2), counted(streams, "y", 1)], lanes)
+    lanes.join()
+    assert streams.said == ["x0 on here", "y0 on here", "x1 on here", "y ends on here", "x ends on here"]
+
+
+def test_what_cannot_be_recorded_apart_is_a_stack(
+    apart: list[int], replays: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager steps, one by one, would be no faster than no stack at all. Nothing of the first try is left."""
+    inner = stack.record_giving_back
+    tried: list[int] = []
+
+    def refuses(*given: Any, **how: Any) -> Any:
+        tried.append(1)
+        return None if len(tried) == 1 else inner(*given, **how)
+
+    monkeypatch.setattr(stack, "record_giving_back", refuses)
+    together, alone = (make("cnn_bn@0.25", COUNTS, epochs=4) for _ in range(2))
+    with cuda_graphs.conditions("recorded"):
+        fit_together(together)
+    assert apart == [len(COUNTS)]
+    assert replays, "the stack is recorded"
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+
+
+def test_if_one_of_them_fails_no_model_has_changed_and_nothing_is_kept(apart: list[int], replays: list[int]) -> None:
+    """The first one is through by then."""
+
+    def breaks(f: Any, x: Tensor, y: Tensor) -> bool:
+        raise ValueError("no more")
+
+    def each(i: int, model: Any) -> dict[str, Any]:
+        return {"until": breaks} if i == 1 else {"epochs": 1}
+
+    jobs, before = (make("cnn_bn@0.25", [8, 40, 8], epochs=3, each=each) for _ in range(2))
+    with cuda_graphs.conditions("recorded"), pytest.raises(ValueError, match="no more"):
+        fit_together(jobs)
+    assert distance(jobs, before) == 0
+    assert [job.model.training for job in jobs] == [job.model.training for job in before]
+    assert not kept_steps._kept
+
+
+def test_factors_are_rounded_together_to_the_bits_that_autocast_gives() -> None:
+    """Batch norms keep their numbers. A parameter without a part in the loss has no gradient, and not one of zero."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(12, 4))
+    net[2].unused = nn.Linear(2, 2)
+    params = dict(net.named_parameters())
+    assert halved(net, params) is params, "in full precision all stay"
+    x = torch.randn(5, 2, 4, 4)
+    with cuda_graphs.conditions("eager", bf16=True), torch.autocast("cpu", torch.bfloat16):
+        low = halved(net, params)
+        assert {name for name, p in low.items() if p.dtype == torch.bfloat16} == {
+            "0.weight", "0.bias", "3.weight", "3.bias", "2.unused.weight", "2.unused.bias",
+        }  # fmt: skip
+        mine = torch.func.functional_call(net, low, (x,)).square().sum()
+        plain = net(x).square().sum()
+    found = torch.autograd.grad(mine, list(params.values()), allow_unused=True)
+    wanted = torch.autograd.grad(plain, list(params.values()), allow_unused=True)
+    assert torch.equal(mine, plain)
+    for name, a, b in zip(params, found, wanted, strict=True):
+        if "unused" in name:
+            assert a is None
+            assert b is None
+        else:
+            assert a.dtype == torch.float32
+            assert torch.equal(a, b), name

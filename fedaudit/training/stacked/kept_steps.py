@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job, Stack
 
 SHARE = 4  # a GPU's memory over what may be kept
-MOST = 32  # trainings whose steps are kept at a time
+MOST = 128  # stacks whose steps are kept at a time; models that train side by side are a stack each
 
 Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
 # A recording with the places of its rows, its mask and its augmentation's numbers.
@@ -51,7 +51,7 @@ class StepForm:
         return self == other and same_function(self.loss, other.loss)
 
 
-def form_of(jobs: Sequence[Job], stack: Stack, compile: bool) -> StepForm | None:
+def form_of(jobs: Sequence[Job], stack: Stack, compile: bool, apart: bool = False) -> StepForm | None:
     """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells."""
     first = jobs[0]
     if any(getattr(layer, kind) for layer in first.model.modules() for kind in HOOKS):
@@ -66,7 +66,7 @@ def form_of(jobs: Sequence[Job], stack: Stack, compile: bool) -> StepForm | None
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     given = form_of_given(stack.given)
     where = device, stream
-    return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, kernels, strict, where))
+    return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, apart, kernels, strict, where))
 
 
 @dataclass(eq=False)
@@ -125,13 +125,16 @@ holders.append(held)
 
 
 def taken(form: StepForm, count: int) -> KeptSteps | None:
-    """Return kept steps of this form with room for so many rows, which are the caller's now; None if there are none."""
+    """Return kept steps of this form with room for so many rows, which are the caller's now; None if there are none.
+
+    Of several it returns those with the least room, so that larger trainings find theirs.
+    """
     with _lock:
-        for steps in reversed(_kept):
-            if steps.form.is_like(form) and len(steps.rows[0]) >= count:
-                _kept.remove(steps)
-                return steps
-    return None
+        fitting = [steps for steps in reversed(_kept) if len(steps.rows[0]) >= count and steps.form.is_like(form)]
+        found = min(fitting, key=lambda steps: len(steps.rows[0]), default=None)
+        if found is not None:
+            _kept.remove(found)
+        return found
 
 
 def keep(steps: KeptSteps) -> None:

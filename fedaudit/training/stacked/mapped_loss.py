@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -27,9 +27,8 @@ from fedaudit.training.stacked.masked_norms import MaskedNorms
 from fedaudit.training.stacked.side_by_side import (
     as_tensor_cores_take_it,
     drawing_nothing,
-    goes_apart,
+    halved,
     rounded,
-    side_by_side,
 )
 from fedaudit.training.stacked.stackable import fills
 from fedaudit.training.stacked.steppers import Tensors
@@ -43,13 +42,13 @@ Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows
 class MappedLoss:
     """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place.
 
-    `apart`: the models of the stack are stepped side by side, each by itself, and not mapped over.
+    `apart`: the stack has one model, which trains side by side with others, each by itself.
     """
 
-    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool):
+    def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
-        self.apart = several and goes_apart(job.model, job.rows)
-        if stackable.on_gpu(job.rows) and (compile or several) and not self.apart:
+        self.apart = apart
+        if stackable.on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
         self._caller = Caller(self.model)
@@ -75,30 +74,14 @@ class MappedLoss:
         self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None
     ) -> tuple[dict[str, Tensor | None], Tensor]:
         """Return the gradient of each model's mean loss by its own parameters, stacked, and the sums of the losses."""
-        if self.apart:
-            return self._apart(params, rest, rows, given, mask)
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
-        means, sums = self(leaves, rest, rows, given, mask)
+        if self.apart:
+            with drawing_nothing(rows[0].device):
+                means, sums = self._alone(leaves, rest, rows, given, mask)
+        else:
+            means, sums = self(leaves, rest, rows, given, mask)
         grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
         return dict(zip(leaves, grads, strict=True)), sums
-
-    def _apart(
-        self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None
-    ) -> tuple[dict[str, Tensor | None], Tensor]:
-        def of_model(m: int) -> tuple[tuple[Tensor | None, ...], Tensor]:
-            leaves = {name: p[m].detach().requires_grad_() for name, p in params.items()}
-            others = {name: t[m] for name, t in rest.items()}
-            told = map_given(given, self._dims, lambda t: t[m])
-            seen = [as_tensor_cores_take_it(row[m]) for row in rows]
-            mean, total = self._of_one(leaves, others, seen, told, None if mask is None else mask[m])
-            return torch.autograd.grad(mean, list(leaves.values()), allow_unused=True), total
-
-        device = rows[0].device
-        with drawing_nothing(device):
-            found = side_by_side(len(rows[0]), device, of_model)
-        grads = zip(*(of_each for of_each, _ in found), strict=True)  # by parameter, then by model
-        stacked = {name: _stacked(of_models) for name, of_models in zip(params, grads, strict=True)}
-        return stacked, torch.stack([total for _, total in found])
 
     def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
         """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
@@ -106,13 +89,16 @@ class MappedLoss:
         mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
         told = map_given(given, self._dims, lambda t: t.squeeze(0))
         only = None if mask is None else mask.squeeze(0)
-        mean, total = self._of_one(mine, others, [row.squeeze(0) for row in rows], told, only)
+        seen = [row.squeeze(0) for row in rows]
+        if self.apart:
+            mine, seen = halved(self.model, mine), [as_tensor_cores_take_it(row) for row in seen]
+        mean, total = self._of_one(mine, others, seen, told, only)
         return mean[None], total[None]
 
     @property
     def convolves(self) -> bool:
         """Return whether there is a choice between two ways: convolutions, on a GPU, mapped and not compiled."""
-        mapped = self._several and not self._compile and not self.apart
+        mapped = self._several and not self._compile
         return mapped and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -132,14 +118,6 @@ class MappedLoss:
             return value.sum() / mask.sum(), value.detach().sum()
         detached = value.detach()
         return value.mean(), detached.sum() if self._separable else detached.mean() * len(rows[0])
-
-
-def _stacked(of_models: Sequence[Tensor | None]) -> Tensor | None:
-    """Return one tensor of all models' gradients; None if the loss does not depend on the parameter."""
-    there = [g for g in of_models if g is not None]
-    if not there:
-        return None
-    return torch.stack([torch.zeros_like(there[0]) if g is None else g for g in of_models]).contiguous()
 
 
 def _compile(run: Mapped) -> Mapped:
@@ -187,11 +165,10 @@ def picking(products: bool) -> AbstractContextManager[Any]:
 compiled_losses: dict[Any, MappedLoss] = {}  # a compiled one is used again for models of the same structure
 
 
-def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool) -> MappedLoss:
+def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False) -> MappedLoss:
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # hooks come and go
-    compile = compile and not hooked and not (several and goes_apart(job.model, job.rows))
-    if not compile:
-        return MappedLoss(job, given_dims, False, several)
+    if not compile or hooked or apart:
+        return MappedLoss(job, given_dims, False, several, apart)
     how = given_dims, job.option("separable", True), job.option("norms", "batch")
     key = repr((job.structure, how, several)), job.loss
     if key not in compiled_losses:

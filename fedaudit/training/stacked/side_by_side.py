@@ -1,35 +1,35 @@
-"""Takes the gradient of each model of a stack by itself, side by side on the streams of a GPU.
+"""Trains deep models side by side, each by itself on a stream of the GPU, where a stack would be slower.
 
 Mapped over models, a convolution gets as many groups as there are models. A GPU has fast kernels for one group and slow
-ones for many: a step of ten ResNet-18 takes 94 ms in groups, and 25 ms model by model (see docs/results/speed.md). Each
-model has a stream of its own, so that small kernels of several models run at once, and its images lie channels last,
-which tensor cores take as they are. One recording holds the step of all models.
+ones for many: a step of ten ResNet-18 takes 94 ms in groups, and 25 ms model by model (see docs/results/speed.md). So
+each model is a stack of one, with a stream and recordings of its own: small kernels of several models run at once, and
+nobody waits for another's last batch, which is smaller. Images and weights lie channels last, which tensor cores take
+as they are.
 
 A few layers of up to 128 channels are as fast in groups, and faster if they are compiled. So only deep networks and
-those with a wide convolution are stepped this way, by a rule that asks nothing of the clock: a run gives the same bits
+those with a wide convolution are trained this way, by a rule that asks nothing of the clock: a run gives the same bits
 again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fedaudit.cuda_streams import forked_streams
+from fedaudit.cuda_streams import lane
 from fedaudit.training.cuda_graphs import capturing, halves, shared
 from fedaudit.training.stacked import stackable
 
 DEEP = 16  # convolutions from which on a network is deep: ResNet-18 has 20
 WIDE = 256  # channels on both sides from which on a convolution is wide: the last one of `conv4` has 256 and 512
-T = TypeVar("T")
 
 
 def goes_apart(model: nn.Module, rows: Sequence[Tensor]) -> bool:
-    """Return whether models like this one are stepped side by side: deep or wide ones, on a GPU's tensor cores."""
+    """Return whether models like this one train side by side: deep or wide ones, on a GPU's tensor cores."""
     return stackable.on_gpu(rows) and tensor_cores() and (is_deep(model) or is_wide(model))
 
 
@@ -52,29 +52,44 @@ def is_wide(model: nn.Module) -> bool:
     return any(min(m.in_channels, m.out_channels) >= WIDE for m in plain)
 
 
-def side_by_side(count: int, device: torch.device, work: Callable[[int], T]) -> list[T]:
-    """Return what `work` gives for each number below `count`. In a recording each call has a stream of its own.
+class Lanes:
+    """Streams of a GPU, one for each model that trains side by side with others. On a CPU all is done in turn.
 
-    All streams begin after what the current stream was given, and the current stream goes on after all of them.
+    All streams begin after what the current stream was given. After `join` the current stream goes on after all of
+    them.
     """
-    streams = forked_streams(count, device) if device.type == "cuda" else []
-    if not streams:
-        return [work(number) for number in range(count)]
-    here = torch.cuda.current_stream(device)
-    found = []
-    for stream in streams:
-        stream.wait_stream(here)
-    for number, stream in enumerate(streams):
-        with torch.cuda.stream(stream):
-            found.append(work(number))
-    for stream in streams:
-        here.wait_stream(stream)
-    return found
+
+    def __init__(self, count: int, device: torch.device):
+        self._device = device
+        self._streams = [lane(number, device) for number in range(count)] if device.type == "cuda" else []
+        for stream in self._streams:
+            stream.wait_stream(torch.cuda.current_stream(device))
+
+    def on(self, number: int) -> AbstractContextManager[Any]:
+        """Return a context whose work goes to the stream of this number."""
+        return torch.cuda.stream(self._streams[number]) if self._streams else nullcontext()
+
+    def join(self) -> None:
+        """Let the current stream wait for all of them."""
+        for stream in self._streams:
+            torch.cuda.current_stream(self._device).wait_stream(stream)
+
+
+def in_turn(courses: Sequence[Iterator[None]], lanes: Lanes) -> None:
+    """Take a step of each course in turn, on its own lane, until all have come to their end."""
+    left = dict(enumerate(courses))
+    while left:
+        for number, course in list(left.items()):
+            with lanes.on(number):
+                try:
+                    next(course)
+                except StopIteration:
+                    del left[number]
 
 
 @contextmanager
 def drawing_nothing(device: torch.device) -> Iterator[None]:
-    """Refuse random numbers in this context: models that are stepped in turn would not draw what each draws alone.
+    """Refuse random numbers in this context: models that take steps in turn would not draw what each draws alone.
 
     Within a recording nothing can be asked; its first run came before it.
     """
@@ -89,7 +104,7 @@ def drawing_nothing(device: torch.device) -> Iterator[None]:
 
 
 def as_tensor_cores_take_it(x: Tensor) -> Tensor:
-    """Return the same images with their channels last in memory; what is no image comes back as it is."""
+    """Return the same images or filters with their channels last in memory; anything else comes back as it is."""
     return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
 
 
@@ -100,3 +115,38 @@ def rounded(device: torch.device) -> AbstractContextManager[Any]:
     """
     dtype = halves()
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype, cache_enabled=False)
+
+
+class _Halved(torch.autograd.Function):
+    """All factors of a model in 16 bits, by one kernel for all of them. Gradients go back likewise."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *full: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.dtype = full[0].dtype
+        return tuple(_converted(full, dtype))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        there = iter(_converted([g for g in grads if g is not None], ctx.dtype))
+        return None, *(None if g is None else next(there) for g in grads)
+
+
+def _converted(tensors: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    found = [torch.empty_like(t, dtype=dtype) for t in tensors]
+    torch._foreach_copy_(found, list(tensors))
+    return found
+
+
+def halved(model: nn.Module, params: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters, those of convolutions and linear layers in 16 bits where the setting says so.
+
+    Torch's autocast would round each of them to the same bits by a kernel of its own.
+    """
+    dtype = halves()
+    layers = {name for name, m in model.named_modules() if type(m) in (nn.Conv2d, nn.Linear)}
+    names = [name for name, p in params.items() if name.rpartition(".")[0] in layers and p.dtype == torch.float32]
+    if dtype is None or not names:
+        return params
+    rounded = _Halved.apply(dtype, *(params[name] for name in names))
+    return {**params, **dict(zip(names, rounded, strict=True))}

@@ -52,6 +52,7 @@ from fedaudit.training.stacked.given import map_given, stacked_given
 from fedaudit.training.stacked.kept_steps import Form, KeptSteps, Recorded
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, mapped_loss
 from fedaudit.training.stacked.masked_norms import Unmaskable
+from fedaudit.training.stacked.side_by_side import Lanes, as_tensor_cores_take_it, goes_apart, in_turn
 from fedaudit.training.stacked.stackable import fills, masks_norms, never_stacked, refused, structure
 from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
 
@@ -172,10 +173,15 @@ def _tensors(model: nn.Module) -> Tensors:
     return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
-def build(jobs: Sequence[Job], how: Stepper) -> Stack:
+def build(jobs: Sequence[Job], how: Stepper, apart: bool = False) -> Stack:
+    """Return the stack of the jobs' models. One that goes apart from others lies as tensor cores take it."""
     states = [_tensors(job.model) for job in jobs]
     trained = [name for name, p in jobs[0].model.named_parameters() if p.requires_grad]
-    whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
+    if apart:
+        (state,) = states
+        whole = {name: as_tensor_cores_take_it(t.detach().clone())[None] for name, t in state.items()}
+    else:
+        whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
     params = {name: whole.pop(name) for name in trained}
     given, dims = stacked_given([job.option("given") or {} for job in jobs])
     total = torch.zeros(len(jobs), device=jobs[0].rows[0].device)
@@ -229,35 +235,63 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
     """
     drawn = [job.rng.get_state() for job in jobs]
 
-    def from_the_start(by_size: bool) -> list[Fitted]:
+    def fitted(way: Callable[[], list[Fitted]]) -> list[Fitted]:
         for job, state in zip(jobs, drawn, strict=True):
             job.rng.set_state(state)
-        return _fitted(_Fitting(jobs, compile, by_size))
+        return way()
 
-    def fitted(by_size: bool) -> list[Fitted]:
+    def tried(way: Callable[[], list[Fitted]]) -> list[Fitted]:
         try:
-            return from_the_start(by_size)
+            return fitted(way)
         except torch.OutOfMemoryError:  # what is kept of other trainings may be what is missing
             if not kept_steps.forget():
                 raise
-        return from_the_start(by_size)
+        return fitted(way)
 
+    if len(jobs) > 1 and goes_apart(jobs[0].model, jobs[0].rows):
+        try:
+            return tried(lambda: _side_by_side(jobs))
+        except Unrecordable:  # eager steps, one by one, would be no faster than no stack
+            pass
     try:
-        return fitted(by_size=False)
+        return tried(lambda: _stacked(jobs, compile, by_size=False))
     except Unmaskable:  # a batch norm sees other rows than the batch's, so train in groups of one size
-        return fitted(by_size=True)
+        return tried(lambda: _stacked(jobs, compile, by_size=True))
 
 
-def _fitted(fitting: _Fitting) -> list[Fitted]:
+class Unrecordable(RuntimeError):
+    """A model that trains side by side with others has steps that cannot be recorded."""
+
+
+def _stacked(jobs: Sequence[Job], compile: bool, by_size: bool) -> list[Fitted]:
+    """Carry out all jobs as one stack."""
+    fitting = _Fitting(jobs, compile, by_size)
     try:
-        fitting.go()
+        for _ in fitting.steps():
+            pass
     finally:
         fitting.close()
     return fitting.result()
 
 
+def _side_by_side(jobs: Sequence[Job]) -> list[Fitted]:
+    """Carry out each job as a stack of its own, on a lane of its own, a step of each in turn."""
+    lanes, fittings = Lanes(len(jobs), jobs[0].rows[0].device), list[_Fitting]()
+    try:
+        for number, job in enumerate(jobs):
+            with lanes.on(number):
+                fittings.append(_Fitting([job], compile=False, apart=True))
+        in_turn([fitting.steps() for fitting in fittings], lanes)
+    finally:
+        lanes.join()
+        ended = len(fittings) == len(jobs) and all(fitting.through for fitting in fittings)
+        for fitting in fittings:
+            fitting.close(ended)
+    return [fitting.result()[0] for fitting in fittings]
+
+
 class _Fitting:
-    def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False):
+    def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False, apart: bool = False):
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # the job that ends first stands last
         self.order, self.jobs = order, [jobs[i] for i in order]
         first = self.jobs[0]
@@ -267,7 +301,7 @@ class _Fitting:
         self.masks_norms = not self.fills and not by_size and masks_norms(first)
         self.norms = first.option("norms", "batch")
         self.device = first.rows[0].device
-        self.stack = build(self.jobs, how)
+        self.stack = build(self.jobs, how, apart)
         self.slots = list(range(len(self.jobs)))  # which job stands where in the stack
         sizes = torch.tensor([0, *(len(job.rows[0]) for job in self.jobs)])
         self.offsets = sizes.cumsum(0)[:-1].to(self.device)[:, None]
@@ -275,7 +309,7 @@ class _Fitting:
         self.modes = [job.model.training for job in self.jobs]
         self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
         compile = (compile or compiles()) and stackable.on_gpu(first.rows)
-        self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1)
+        self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1, apart)
         self.usual = max(job.batch for job in self.jobs)
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.kept, self.in_place = self._place(compile), True
@@ -296,7 +330,7 @@ class _Fitting:
     def _place(self, compile: bool) -> KeptSteps | None:
         """Put the stack and all rows into memory, where possible into that of kept steps, which are returned."""
         rows = [[job.rows[i] for job in self.jobs] for i in range(len(self.jobs[0].rows))]
-        form = kept_steps.form_of(self.jobs, self.stack, compile) if self.records else None
+        form = kept_steps.form_of(self.jobs, self.stack, compile, self.mapped.apart) if self.records else None
         found = None if form is None else kept_steps.taken(form, sum(map(len, rows[0])))
         if found is not None:
             found.refill(self.stack, rows)
@@ -309,7 +343,8 @@ class _Fitting:
         """Return the steps recorded for the stack as it is now. While it lies where it began, they are kept ones."""
         return self.kept.of(len(self.slots)) if self.kept is not None and self.in_place else {}
 
-    def go(self) -> None:
+    def steps(self) -> Iterator[None]:
+        """Take a step of all jobs, each time that the next is asked for, until all have come to their end."""
         train_mode(self.mapped.model, self.norms)
         while True:
             self._leave()
@@ -320,6 +355,12 @@ class _Fitting:
                     self._step(group)
                 for i in group:
                     self.courses[i].advance()
+            yield
+
+    @property
+    def through(self) -> bool:
+        """Return whether all jobs have come to their end."""
+        return len(self.ended) == len(self.jobs)
 
     @property
     def active(self) -> list[int]:
@@ -434,9 +475,8 @@ class _Fitting:
 
         if not (self.mapped.convolves and may_choose()):  # a stack of fewer models does the same operations
             found = recorded()
-            if found is None and self.mapped.apart:  # eager steps, one by one, would be no faster than no stack
-                self.mapped.apart = False
-                found = recorded()
+            if found is None and self.mapped.apart:
+                raise Unrecordable("The steps of a model that trains side by side with others cannot be recorded.")
             return found
         if key in _faster:
             self.mapped.products = _faster[key]
@@ -528,15 +568,8 @@ class _Fitting:
             self.ended[i] = {name: t[slot].clone() for name, t in both.items()}
             self.totals[i] = self.stack.total[slot].clone()
         self.idle.update(through)
-        if not self.records or 2 * len(self.active) <= len(self.slots) or self._saves_idle_steps():
+        if not self.records or 2 * len(self.active) <= len(self.slots):
             self._shrink()
-
-    def _saves_idle_steps(self) -> bool:
-        """Return whether a recording of fewer models pays: each is stepped by itself, and the recording is kept."""
-        if not self.mapped.apart or self.kept is None:
-            return False
-        left = max((self.jobs[i].planned - self.courses[i].steps for i in self.active), default=0)
-        return left >= WORTH_IT or bool(self.kept.of(len(self.active)))
 
     def _shrink(self) -> None:
         """Take the jobs that have ended out of the stack."""
@@ -549,15 +582,17 @@ class _Fitting:
         self.in_place = self.in_place and stay == list(range(len(stay)))
         self.recordings = self._recordings()
 
-    def close(self) -> None:
+    def close(self, ended: bool | None = None) -> None:
+        """Put the models' modes back, and keep the recordings. `ended` says whether all went well, also elsewhere."""
+        ended = self.through if ended is None else ended
         for job, mode in zip(self.jobs, self.modes, strict=True):
             job.model.train(mode)
         self.mapped.model.train(self.modes[0])
-        if self.kept is not None and len(self.ended) == len(self.jobs) and any(self.kept.recordings.values()):
+        if self.kept is not None and ended and any(self.kept.recordings.values()):
             kept_steps.keep(self.kept)
         self.kept, self.recordings = None, {}
         for i, tensors in self.before.items():
-            if len(self.ended) < len(self.jobs):  # it failed
+            if not ended:  # it failed
                 _write(self.jobs[i].model, tensors)
 
     def result(self) -> list[Fitted]:

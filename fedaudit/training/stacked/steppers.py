@@ -61,7 +61,8 @@ def _plain(options: Mapping[str, Any]) -> bool:
 
 
 def _chosen(params: Tensors, grads: Mapping[str, Tensor | None]) -> tuple[list[str], list[Tensor], list[Tensor]]:
-    found = [(name, params[name], g) for name, g in grads.items() if g is not None]
+    """Return the names, parameters and gradients of what has a gradient. Each gradient lies as its parameter does."""
+    found = [(name, params[name], _laid_out(g, params[name])) for name, g in grads.items() if g is not None]
     return [name for name, _, _ in found], [p for _, p, _ in found], [g for _, _, g in found]
 
 
@@ -131,7 +132,6 @@ class _Adam(Stepper):
         lr, (b1, b2) = self.options.get("lr", 1e-3), self.options.get("betas", (0.9, 0.999))
         decay, eps = self.options.get("weight_decay", 0.0), self.options.get("eps", 1e-8)
         m, v = ([state[f"{which}.{name}"] for name in names] for which in "mv")
-        g = [g_ if g_.stride() == p_.stride() else g_.contiguous() for g_, p_ in zip(g, p, strict=True)]
         P, G, M, V = ([part for whole in of for part in whole.unbind(0)] for of in (p, g, m, v))
         counts = list(t.float().unbind(0)) * len(names)
         torch._fused_adam_(
@@ -140,13 +140,24 @@ class _Adam(Stepper):
         )  # fmt: skip
 
 
+def _laid_out(t: Tensor, like: Tensor) -> Tensor:
+    """Return a tensor whose numbers lie in memory in the order of another's: one kernel then goes over all of both."""
+    return t if t.stride() == like.stride() else torch.empty_like(like).copy_(t)
+
+
 def _along(values: Tensor, like: Tensor) -> Tensor:
     """Return a number for each model in the shape that multiplies the models' tensors."""
     return values.to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def _fuses(p: Sequence[Tensor]) -> bool:
-    return _has_fused(p[0].device) and all(p_.is_contiguous() for p_ in p)
+    return _has_fused(p[0].device) and all(map(_dense, p))
+
+
+def _dense(p: Tensor) -> bool:
+    """Return whether each model's numbers lie without gaps, with the channels of filters first or last."""
+    last = p.dim() == 5 and p[0].is_contiguous(memory_format=torch.channels_last)
+    return p.is_contiguous() or last
 
 
 def _has_fused(device: torch.device) -> bool:
