@@ -272,3 +272,76 @@ def test_what_is_said_of_fedavgs_columns():
     rise = [curve[-1] - curve[39] for curve in ours]
     said = f"they rise by {rise[0]:.1f}, {rise[1]:.1f} and {rise[2]:.1f} points, where"
     assert f"{said} {min(missing):.0f} to {max(missing):.0f} are missing" in flat
+
+
+HOSTS = {
+    ("HeteroFL", 5): "21.00 ± 3.28",
+    ("HeteroFL", 10): "13.89 ± 3.73",
+    ("HeteroFL", 40): "11.16 ± 1.95",
+    ("Federated Dropout", 5): "17.36 ± 3.13",
+    ("Federated Dropout", 10): "12.52 ± 1.41",
+    ("Federated Dropout", 40): "11.08 ± 1.83",
+    ("FedRolex", 5): "21.11 ± 1.76",
+    ("FedRolex", 10): "16.57 ± 4.40",
+    ("FedRolex", 40): "14.73 ± 2.91",
+}
+
+
+def hosts_runs(host, rho):
+    name = {"HeteroFL": "heterofl", "Federated Dropout": "feddropout", "FedRolex": "fedrolex"}[host]
+    return name, [kept(f"records/dfrd_hosts_cifar10/{name}_{rho}-{seed}.json") for seed in range(3)]
+
+
+@pytest.mark.parametrize(("host", "rho"), list(HOSTS))
+def test_a_row_of_the_hosts_with_several_widths(host, rho):
+    """Setting, length, best and last rounds and what nobody has trained are those of the records."""
+    name, runs = hosts_runs(host, rho)
+    for seed, run in enumerate(runs):
+        setting, of = run["setting"], run["hyper_parameters"]
+        assert (setting["method"], setting["seed"], setting["partition"]) == (
+            f"{name}+dfrd", seed, "dirichlet-capped:0.1",
+        )  # fmt: skip
+        assert (setting["model"], run["rounds_done"], run["commit"]) == ("conv4", 100, "27a5599f")
+        told = {key: of["host"][key] for key in ("rho", "steps", "B", "eta", "crop", "flip")}
+        assert told == {"rho": rho, "steps": 20, "B": 64, "eta": 0.01, "crop": 4, "flip": True}
+        assert of["feedback"] is False
+        assert of["host"].get("sbn", False) is False
+    curves = [before_distillation(run) for run in runs]
+    tops = [max(curve) for curve in curves]
+    cells = [
+        host, f"{rho}", HOSTS[host, rho], ", ".join(f"{top:.2f}" for top in tops),
+        f"{statistics.mean(tops):.2f} ± {statistics.stdev(tops):.2f}",
+        ", ".join(f"{curve[-1]:.2f}" for curve in curves),
+        f"{100 * runs[0]['rounds'][-1]['diagnostics']['untrained']:.1f} %",
+    ]  # fmt: skip
+    assert f"| {' | '.join(cells)} |" in (RESULTS / "dfrd.md").read_text()
+
+
+def test_what_is_said_of_the_hosts_with_several_widths():
+    """Ranges, distances and the seed that learns little are recomputed from the records."""
+    flat = " ".join((RESULTS / "dfrd.md").read_text().split())
+    tops = {key: [max(before_distillation(run)) for run in hosts_runs(*key)[1]] for key in HOSTS}
+    means = {key: statistics.mean(of) for key, of in tops.items()}
+    theirs = {key: tuple(map(float, said.split(" ± "))) for key, said in HOSTS.items()}
+    assert 12 < min(means.values()) < max(means.values()) < 20
+    assert 11 < min(mean for mean, _ in theirs.values()) < max(mean for mean, _ in theirs.values()) < 21.2
+    apart = {key: means[key] - theirs[key][0] for key in HOSTS}
+    within = [key for key in HOSTS if abs(apart[key]) <= theirs[key][1]]
+    assert len(within) == 4
+    assert "Four of the nine lie within the published deviation" in flat
+    below = sorted((-apart[key], key[1]) for key in HOSTS if key not in within and apart[key] < 0)
+    assert [rho for _, rho in below] == [5, 5]
+    assert f"below it, by {below[0][0]:.1f} and {below[1][0]:.1f} points" in flat
+    above = sorted(apart[key] for key in HOSTS if key not in within and apart[key] > 0)
+    assert len(above) == 3
+    assert f"three are above it, by {above[0]:.1f} to {above[-1]:.1f}" in flat
+    for host in ("HeteroFL", "Federated Dropout"):
+        assert means[host, 5] > means[host, 10] > means[host, 40]
+    assert means["FedRolex", 5] == min(means["FedRolex", rho] for rho in (5, 10, 40))
+    assert f"Seeds lie up to {max(max(of) - min(of) for of in tops.values()):.0f} points apart" in flat
+    first = [tops[host, 5] for host in ("HeteroFL", "Federated Dropout", "FedRolex")]
+    others = [of[seed] for of in first for seed in (0, 2)]
+    said = f"{first[0][1]:.2f}, {first[1][1]:.2f} and {first[2][1]:.2f}, where the others have"
+    assert f"{said} {min(others):.1f} to {max(others):.1f}" in flat
+    fedavg = [max(before_distillation(kept(f"records/dfrd_fedavg_cifar10/omega_0.1-{seed}.json"))) for seed in range(3)]
+    assert f"FedAvg, all ten clients at full width, has {statistics.mean(fedavg):.2f} on the same records" in flat

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
+from datetime import datetime
 
 import pytest
 from pages import RESULTS, STUDIES, of_study, script
@@ -32,6 +34,35 @@ def test_the_page_has_the_kept_tables(name):
     if not kept.exists():
         pytest.skip("not run yet, and the page has no table of it")
     assert script("fedzge_shared").markdown(json.loads(kept.read_text())) in (RESULTS / "fedzge.md").read_text()
+
+
+def test_fedavg_of_table_2_at_full_length():
+    """Setting, length and every figure that the page has of it are those of the records."""
+    page = (RESULTS / "fedzge.md").read_text()
+    flat = " ".join(page.split())
+    records = STUDIES / "fedzge" / "records" / "fedzge_fedavg_cifar10"
+    runs = [json.loads((records / f"alpha_1-{seed}.json").read_text()) for seed in range(3)]
+    for seed, run in enumerate(runs):
+        setting, of = run["setting"], run["hyper_parameters"]
+        assert (setting["method"], setting["dataset"], setting["model"]) == ("fedavg", "cifar10", "resnet18")
+        assert (setting["seed"], setting["partition"], setting["precision"]) == (seed, "dirichlet:1", "bf16")
+        assert (run["rounds_done"], run["commit"], run["status"]) == (100, "27a5599f", "done")
+        assert (of["E"], of["B"], of["eta"], of["opt"], of["crop"], of["flip"]) == (10, 256, 0.01, "adam", 0, False)
+    curves = [{r["round"]: 100 * r["global"]["accuracy"] for r in run["rounds"]} for run in runs]
+    for tested in (5, 10, 20, 50, 80, 100):
+        assert f"| {tested} | {' | '.join(f'{curve[tested]:.2f}' for curve in curves)} |" in page
+    tops = [max(curve.values()) for curve in curves]
+    assert f"| best | {' | '.join(f'{top:.2f}' for top in tops)} |" in page
+    mean = statistics.mean(tops)
+    said = f"has {mean:.2f} ± {statistics.stdev(tops):.2f} in the best round, {80.42 - mean:.1f} points below"
+    assert f"{said} the published 80.42 ± 0.34" in flat
+    twentieth = [curve[20] for curve in curves]
+    assert f"round 20 has {min(twentieth):.1f} to {max(twentieth):.1f}" in flat
+    minutes = [
+        (datetime.fromisoformat(run["finished"]) - datetime.fromisoformat(run["started"])).seconds / 60 for run in runs
+    ]
+    assert f"seed 0 alone in {minutes[0]:.1f} minutes" in flat
+    assert all(10 < spent < 11 for spent in minutes[1:])
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 
 from pages import RESULTS, STUDIES, script
 
@@ -160,3 +161,21 @@ def test_what_it_says_of_the_profile_holds() -> None:
     assert [round(of["streams"], 1) for of in (plain, tf32)] == [9.7, 5.4]
     assert [round(of["stacked"], 1) for of in (plain, tf32)] == [16.5, 8.9]
     assert round(tf32["stacked compiled"], 1) == 3.8
+
+
+def test_what_it_says_of_whole_runs_on_cifar10_alone() -> None:
+    """Minutes of a run are from its start to its end; seconds of its rounds are kept one by one."""
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    kept = json.loads((KEPT / "cifar10" / "alone_rounds.json").read_text())
+    spent = {}
+    for name, run in kept["runs"].items():
+        assert len(run["rounds_s"]) == run["setting"]["rounds"]
+        begun, ended = (datetime.fromisoformat(run[moment]) for moment in ("started", "finished"))
+        spent[name] = (ended - begun).total_seconds() / 60
+        assert sum(run["rounds_s"]) <= 60 * spent[name] < sum(run["rounds_s"]) + 15
+    fedaf, row = (kept["runs"][name]["rounds_s"] for name in ("fedaf", "fedzge_fedavg"))
+    assert f"alone on the GPU, takes {spent['fedaf']:.1f} minutes** (preset `cifar10`" in text
+    assert "{:.0f}, {:.0f} and {:.0f} s for the first three rounds".format(*fedaf[:3]) in text
+    assert f"and {min(fedaf[3:]):.1f} to {max(fedaf[3:]):.1f} s for each later one" in text
+    assert f"A round takes {min(row[1:]):.1f} to {max(row[1:]):.1f} s in bf16" in text
+    assert f"on CIFAR-10 itself, alone on the GPU, takes {spent['fedzge_fedavg']:.1f} minutes**" in text
