@@ -21,6 +21,10 @@ KERNELS = os.environ.get("FEDAUDIT_TEST_KERNELS", "")  # none: this machine's ow
 
 
 def pytest_configure(config):
+    # The package has a plugin of pytest's, for which pytest would compile all of it in its own way. The processes that
+    # tests start cannot use that: each would compile the package again.
+    config.pluginmanager.rewrite_hook._must_rewrite.discard("fedaudit")
+    config.pluginmanager.rewrite_hook._marked_for_rewrite_cache.clear()
     if KERNELS:
         from other_kernels import installed
 
@@ -35,6 +39,17 @@ def pytest_xdist_make_scheduler(config, log):
     from sharing_out import SharedOut
 
     return SharedOut(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Nothing that is read now is garbage. Assertions are trees of many small objects, and the search goes over them
+    again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_finish(session):
