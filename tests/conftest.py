@@ -56,6 +56,7 @@ def pytest_collection_finish(session):
     """What was imported so far stays: the search for garbage, which goes over all that lives, need not see it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # a run makes many objects, and little garbage with circles in it
 
 
 @pytest.fixture(autouse=True)
