@@ -21,6 +21,10 @@ KERNELS = os.environ.get("FEDAUDIT_TEST_KERNELS", "")  # none: this machine's ow
 
 
 def pytest_configure(config):
+    # The package has a plugin of pytest's, for which pytest would compile all of it in its own way. The processes that
+    # tests start cannot use that: each would compile the package again.
+    config.pluginmanager.rewrite_hook._must_rewrite.discard("fedaudit")
+    config.pluginmanager.rewrite_hook._marked_for_rewrite_cache.clear()
     if KERNELS:
         from other_kernels import installed
 
@@ -37,10 +41,22 @@ def pytest_xdist_make_scheduler(config, log):
     return SharedOut(config, log)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session):
+    """Nothing that is read now is garbage. Assertions are trees of many small objects, and the search goes over them
+    again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_collection_finish(session):
     """What was imported so far stays: the search for garbage, which goes over all that lives, need not see it again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000, 20, 20)  # a run makes many objects, and little garbage with circles in it
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,18 @@ def test_who_wants_the_same_gets_the_same_process():
     assert unit_of("tests/test_docs.py") == "tests/test_docs.py"
 
 
+@pytest.mark.parametrize(
+    ("room", "names", "unit"), [("tests/verify", "honest|copy_of", "twins"), ("tests", "dffke_run", "dffke")]
+)
+def test_runs_that_are_only_read_are_made_in_one_process(room, names, unit):
+    wants = {
+        unit_of(path.relative_to(ROOT).as_posix())
+        for path in ROOT.glob(f"{room}/**/test_*.py")
+        if re.search(rf"^def \w+\(.*\b({names})\b", path.read_text(), re.MULTILINE)
+    }
+    assert wants == {unit}
+
+
 class Node:
     def __init__(self):
         self.given = []

@@ -1,6 +1,6 @@
 """How `make test` shares its files out to two processes: the long ones first, so that both end at the same time, and
-those that want the same expensive thing (a pool of Ray's, a nursery of workers, a run of an app, a browser) to one
-process."""
+those that want the same expensive thing (a pool of Ray's, a nursery of workers, a run of an app, a browser, the process
+for twins, runs that are only read) to one process."""
 
 from __future__ import annotations
 
@@ -20,16 +20,32 @@ TOGETHER = {
     ),
     "flower": ("tests/flower/",),
     "browser": ("tests/reports/test_html.py", "tests/reports/test_figures.py", "tests/reports/test_brief.py"),
+    "twins": (
+        "tests/trust/test_twins.py", "tests/trust/test_billing.py", "tests/trust/test_roads.py",
+        "tests/trust/test_no_alarm.py", "tests/trust/test_check_method.py",
+    ),
+    "honest": (
+        "tests/verify/test_forgeries.py", "tests/verify/test_gates.py", "tests/verify/test_honest.py",
+        "tests/verify/test_ledger.py", "tests/verify/test_transcripts.py", "tests/verify/test_code.py",
+    ),
+    "dffke": ("tests/methods/test_dffke.py", "tests/studies/test_dffke_page.py"),
 }  # fmt: skip
-JOINED = {"nursery": "ray"}  # the scheduler's tests want both
+JOINED = {"nursery": "ray", "honest": "twins"}  # the scheduler's tests want both; one of the honest runs has a twin
 SECONDS = {
-    "ray": 130, "flower": 25, "browser": 25, "tests/trust/test_billing.py": 25, "tests/trust/test_check_method.py": 18,
-    "tests/verify/test_forgeries.py": 17, "tests/epsilon/test_release_path.py": 12,
-    "tests/epsilon/test_noise_tests.py": 14, "tests/runtime/test_stacked.py": 14, "tests/trust/test_twins.py": 14,
-    "tests/test_mutants.py": 11, "tests/attacks/test_models.py": 11, "tests/reports/test_report.py": 10,
-    "tests/trust/test_roads.py": 10, "tests/training/test_models.py": 10,
-    "tests/methods/test_datafree.py": 9, "tests/training/test_cuda_graphs.py": 9, "tests/methods/test_fedaf.py": 9,
-    "tests/reports/test_export.py": 9, "tests/test_own_budgets.py": 8, "tests/methods/by_hand/test_dfrd.py": 8,
+    "ray": 130, "twins": 95, "flower": 25, "browser": 25, "tests/methods/test_fedavg.py": 15,
+    "tests/runtime/test_stacked.py": 15, "tests/epsilon/test_noise_tests.py": 14, "tests/methods/test_datafree.py": 13,
+    "tests/attacks/test_models.py": 13, "tests/epsilon/test_release_path.py": 12, "dffke": 12,
+    "tests/methods/test_fedaf.py": 11, "tests/attacks/test_releases.py": 11, "tests/test_mutants.py": 11,
+    "tests/methods/by_hand/test_dffke.py": 10, "tests/reports/test_report.py": 10, "tests/training/test_models.py": 10,
+    "tests/methods/test_fedzge.py": 9, "tests/training/test_cuda_graphs.py": 9, "tests/reports/test_export.py": 9,
+    "tests/runtime/test_seeds_together.py": 9, "tests/runtime/test_summands.py": 9, "tests/attacks/test_means.py": 9,
+    "tests/cli/test_epsilon.py": 9, "tests/suite/test_budgets.py": 8, "tests/runtime/test_runner.py": 8,
+    "tests/runtime/test_sums.py": 8, "tests/test_own_budgets.py": 8, "tests/methods/by_hand/test_dfrd.py": 7,
+    "tests/methods/test_fingerprints.py": 7, "tests/suite/test_beside.py": 7, "tests/runtime/test_utility.py": 7,
+    "tests/runtime/test_own.py": 7, "tests/attacks/test_relayed_means.py": 7,
+    "tests/methods/by_hand/test_fedaf.py": 6, "tests/attacks/test_participation.py": 6,
+    "tests/studies/test_epsilon_page.py": 5, "tests/studies/test_fashion_page.py": 4,
+    "tests/studies/test_methods_page.py": 4, "tests/studies/test_authors_page.py": 3,
 }  # fmt: skip
 # about, on one core; of others what follows from how many tests they have
 EACH = 0.1

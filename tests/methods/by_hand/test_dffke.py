@@ -76,11 +76,11 @@ def augmented(x, u):
         seen = (grey + (light - grey) * saturation).clamp(0, 1) * 2 - 1
         h, w = seen.shape[1:]
         made = seen.mean((1, 2))[:, None, None].repeat(1, h, w)
-        for r in range(h):
-            for c in range(w):
-                at, of = r + int(down * 3) - 1, (w - 1 - c if mirror < 0.5 else c) + int(right * 3) - 1
-                if 0 <= at < h and 0 <= of < w:
-                    made[:, r, c] = seen[:, at, of]
+        at = [r + int(down * 3) - 1 for r in range(h)]
+        of = [(w - 1 - c if mirror < 0.5 else c) + int(right * 3) - 1 for c in range(w)]
+        inside = [r for r in range(h) if 0 <= at[r] < h], [c for c in range(w) if 0 <= of[c] < w]
+        for r in inside[0]:
+            made[:, r, inside[1]] = seen[:, at[r], [of[c] for c in inside[1]]]
         out.append(made)
     return torch.stack(out)
 
@@ -102,12 +102,9 @@ def docking(E, Y, layers, head, order, setting):
     rows = [(k, i) for k in E for i in range(len(E[k]))]
 
     def loss(b):
-        pairs = [rows[j] for j in b.tolist()]
-        ce = [F.cross_entropy(head(layers[k](E[k][i])), Y[k][i]) for k, i in pairs]
-        idle = sum(p.sum() for layer in layers.values() for p in layer.parameters())
-        return (
-            torch.stack(ce).mean() + 0 * idle
-        )  # a layer without rows in b has the gradient 0, and Adam still moves it
+        of = {k: [i for owner, i in (rows[j] for j in b.tolist()) if owner == k] for k in E}
+        ce = [F.cross_entropy(head(layers[k](E[k][i])), Y[k][i], reduction="none") for k, i in of.items()]
+        return torch.cat(ce).mean()  # a layer without rows in b has the gradient 0, and Adam still moves it
 
     if setting.get("B_Tran") == "client":  # an epoch is one step on all rows of each client
         todo, first = [], 0
@@ -135,15 +132,16 @@ def train_decoder(Dec, E, nets, layers, order, md):
         pairs = [rows[j] for j in sorted(b.tolist())]
         images = Dec(torch.stack([E[k][i] for k, i in pairs]))
         values = []
-        for (k, i), image in zip(pairs, images, strict=True):
-            back = fixed[k](frozen[k].encode(image[None]))[0]
-            value = ((back - E[k][i]) ** 2).mean()
+        for k in E:  # what is frozen takes each image by itself
+            mine = images[[owner == k for owner, _ in pairs]]
+            there = E[k][[i for owner, i in pairs if owner == k]]
+            value = ((fixed[k](frozen[k].encode(mine)) - there) ** 2).mean(1)
             if md:
-                p = frozen[k](image[None]).softmax(1)
-                gaps = [((p - frozen[i](image[None]).softmax(1)) ** 2).mean() for i in frozen if i != k]
-                value = value - torch.stack(gaps).mean()
+                p = frozen[k](mine).softmax(1)
+                gaps = [((p - frozen[i](mine).softmax(1)) ** 2).mean(1) for i in frozen if i != k]
+                value = value - torch.stack(gaps).mean(0)
             values.append(value)
-        return torch.stack(values).mean()
+        return torch.cat(values).mean()
 
     Dec.train()
     todo = [b for _ in range(T_DEC) for b in epoch(order, len(rows), B_DEC)]
