@@ -140,3 +140,14 @@ def test_forks_end_with_torchs_streams_and_leave_the_others_theirs(pool: Pool) -
         found.append(len(forked_streams(FORKS, DEVICE)))
     assert found == [FORKS, FORKS, FORKS, 0], "three recordings' forks are all that one priority has"
     assert kept_stream(TRANSFER, DEVICE) is not None
+
+
+def test_only_forks_are_urgent(pool: Pool) -> None:
+    """Priorities have pools of their own, so that the forks take nobody's stream."""
+    assert kept_stream(TRANSFER, DEVICE).priority == 0
+    assert lane(3, DEVICE) is lane(3 + LANES, DEVICE)
+    assert lane(3, DEVICE) is not lane(4, DEVICE)
+    pool.current = capture_stream()
+    assert [stream.priority for stream in forked_streams(2, DEVICE)] == [-1, -1]
+    assert pool.current.priority == 0
+    assert forked_streams(0, DEVICE) == []
