@@ -177,6 +177,7 @@ def test_attacks_by_other_code_are_told(record):
     assert stale_attacks(one, record) == ["entropy"], "another scheme tells nothing"
     assert is_not_compared(one, record)
     assert missing(one, record) == [("entropy", "server")]
+    assert not cell_module._same(record.attacks[1], "entropy", "server", 2)
     one.keep_stale = True
     assert missing(one, record) == []
     record.attacks, record.harness = [], "2:y"
@@ -283,6 +284,10 @@ def test_cells_are_carried_out_together(parts, monkeypatch):
     assert ran == [([(0, "a", "w0"), (4, "e", "w4")], {"resume": True, "refuse_idle": True})]
     assert ended == list(zip(cells, watches, [None, None, None, damaged, failure], strict=True))
     ended.clear()
+    monkeypatch.setattr(cell_module, "run_together", lambda places, **how: [SimpleNamespace(error=None)])
+    list(cell_module.carry_out_together(cells, watches))
+    assert [type(failed) for *_, failed in ended[::4]] == [ValueError, ValueError], "an end is missing"
+    ended.clear()
     both = RunError("all of them")
 
     def fails(places, **how):
@@ -359,3 +364,9 @@ def test_claims_are_tried_in_order(training, monkeypatch):
     done.clear()
     assert cell_module._try_claims(cell(one.setting, trials=0), None) == []
     assert done == []
+
+
+def test_a_cell_as_it_is_made():
+    one = Cell(Path("a"), Setting.make(), ["loss"], ["server"])
+    assert (one.trials, one.status, one.keep_stale, one.trust) == (0, "to do", False, False)
+    assert (one.again, one.not_compared, one.reason, one.error) == (None, False, None, None)
