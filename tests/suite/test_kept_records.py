@@ -338,3 +338,14 @@ def test_files_of_methods_of_ones_own(tmp_path):
     found = kept_records.read_file(file)
     assert (found.cells, found.not_run) == ((two, again), {})
     assert len(file.read_text().splitlines()) == 4
+
+
+def test_figures_that_are_not_given():
+    cell = CellFigures(key="k", partition="iid", seed=3, protection="none", status="failed")
+    assert cell.model_dump(exclude={"key", "partition", "seed", "protection", "status"}) == {
+        "asked": None, "reason": None, "code": "", "harness": None, "global_test": None, "own": None, "common": None,
+        "epsilon": None, "open": {}, "up": 0.0, "down": 0.0, "seconds": 0.0, "server_seconds": 0.0, "wall": 0.0,
+        "attacks": (),
+    }  # fmt: skip
+    records = MethodRecords(method="fedavg")
+    assert (records.version, records.fields, records.not_run, records.cells) == (1, (), {}, ())

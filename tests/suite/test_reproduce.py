@@ -385,8 +385,19 @@ def test_a_plan_has_the_first_seeds_first_and_measures_where_it_must(mine, tmp_p
         assert asked == [(pairs, measured)]
     assert [p.fits for p in reproduce.plan(table, "cpu", out, budget=1.5, jobs=0)] == [True, False, False, False]
     assert [p.fits for p in reproduce.plan(table, "cpu", out, budget=3.0)] == [True, True, True, False]
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [])
+    with pytest.raises(ValueError, match="zip"):
+        reproduce.plan(table, "cpu", out)
     with pytest.raises(RunError, match="has no cell to run with these choices"):
         reproduce.plan(table.model_copy(update={"column": []}), "cpu", out)
+
+
+def test_a_run_that_starts_from_another_is_planned_as_itself(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
+    start = 'method = "constant"\nstart = { method = "local", rounds = 3 }'
+    (mine / "mine.toml").write_text(SUITE.replace('method = "constant"', start))
+    planned = reproduce.plan(find_table("mine", "7"), "cpu", tmp_path, seeds=1)
+    assert [(p.run.setting.method, p.run.setting.rounds) for p in planned] == [("fedavg", 2), ("constant", 2)]
 
 
 def made(name, method, seed=0, column="even", fits=True, seconds=1.0, size=1, note="", why=""):

@@ -201,7 +201,7 @@ def test_a_saved_suite_is_read_again_without_files_that_are_not_there(tmp_path):
     budgets = [Budget(max="1 kB"), Budget(baseline="main.json", max_growth="1 %"), Budget(metric="accuracy", min=0.5)]
     suite = Suite(base={"rounds": 1}, attacks=["loss"], trials=3, threats=["outsider"], budgets=budgets)
     save_suite(suite, tmp_path)
-    assert (tmp_path / "suite.json").is_file()
+    assert (tmp_path / "suite.json").read_text() == json.dumps(suite.model_dump(), indent=1)
     found = saved_suite(tmp_path)
     assert found == suite.model_copy(update={"budgets": [budgets[0], budgets[2]]})
     with pytest.raises(SettingError, match="there is no such folder"):
