@@ -349,3 +349,10 @@ def test_figures_that_are_not_given():
     }  # fmt: skip
     records = MethodRecords(method="fedavg")
     assert (records.version, records.fields, records.not_run, records.cells) == (1, (), {}, ())
+
+
+def test_an_attack_with_too_few_figures_is_refused(tmp_path):
+    cell = {"key": "k", "partition": "iid", "seed": 0, "protection": "none", "status": "done", "attacks": [["loss"]]}
+    (tmp_path / "fedavg.json").write_text(json.dumps({"version": 1, "method": "fedavg", "cells": [cell]}))
+    with pytest.raises(ValueError, match="zip"):
+        kept_records.read_records(tmp_path)

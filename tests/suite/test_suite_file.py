@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
 from fedaudit import registry
 from fedaudit.errors import FedauditError, SettingError
@@ -165,6 +166,9 @@ def test_cells_that_have_a_kept_record_are_left_out():
 
 
 def test_trials_are_of_the_named_seeds():
+    assert [Suite(trials=trials).trials for trials in (0, 1)] == [0, 1]
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        Suite(trials=-1)
     suite = Suite(grid={"seed": [0, 1]}, trials=7)
     assert [suite.tries(cell) for cell in suite.cells()] == [7, 7]
     assert [suite.model_copy(update={"trials_on": [1]}).tries(cell) for cell in suite.cells()] == [0, 7]
