@@ -177,7 +177,7 @@ class Fit:
 
     asked: list
     start: dict
-    rows: tuple = (torch.tensor([[1.0], [2.0], [3.0], [4.0]]), torch.tensor([5, 6, 7, 8]))
+    rows: tuple = (torch.tensor([[1.0], [2.0], [3.0], [4.0]]),)
     loss: object = "the method's loss"
     batch: int = 2
     epochs: int | None = 3
@@ -197,7 +197,7 @@ class Fit:
         self.asked.append((self, multiplier))
         size = self.start["large"].numel()
         places = torch.arange(size, dtype=torch.float64) * STEP
-        return {"large": (places if multiplier == QUIET else torch.zeros(size)).reshape(2, -1), "small": None}
+        return {"large": (places if multiplier == QUIET else places / 4).reshape(2, -1), "small": None}
 
 
 @pytest.mark.parametrize(("canaries", "left"), [(4, 4), (9, 6)])
@@ -211,16 +211,15 @@ def test_one_training_with_canaries_and_one_without(canaries, left):
     at = torch.randperm(6, generator=generator("gradient canaries", "at"))[:left]
     there = at[inside[:left]].tolist()
     more = len(there)
-    assert scores.total.tolist() == pytest.approx((0.25 + at.double() * 8.0 / 4.0).tolist())
+    assert scores.total.tolist() == pytest.approx((0.25 + at.double() * 0.75 * 8.0 / 4.0).tolist())
     assert scores.inside.tolist() == inside[:left].tolist()
     batch = round(2 * (4 + more) / 4)
     assert (scores.steps, scores.rate) == (6, pytest.approx(batch / (4 + more)))
     (noisy, much), (clean, little), expected = asked
     assert (much, little) == (8.0, QUIET)
-    mark, x, y = noisy.rows
+    mark, x = noisy.rows
     assert mark.tolist() == [REAL] * 4 + there
     assert x.flatten().tolist() == [1.0, 2.0, 3.0, 4.0] + [1.0] * more
-    assert y.tolist() == [5, 6, 7, 8] + [5] * more
     assert clean.rows[0].tolist() == [True] * 4 + [False] * more
     for made in (noisy, clean):
         assert (made.batch, made.epochs, made.steps, made.people) == (batch, None, 6, None)
@@ -355,7 +354,7 @@ def test_scores_are_held_against_the_largest_claim_of_their_clients(monkeypatch)
 
     ledger = [row(0, 2.0, 4.0), row(1, 9.0, 9.0), row(2, 3.0, 2.0), row(3, None, 1.0)]
     run = SimpleNamespace(record=SimpleNamespace(ledger=ledger))
-    first = Scores(torch.tensor([True, False, True]), torch.tensor([1.0, 0.0, 3.0]) * 5, steps=25, rate=0.1)
+    first = Scores(torch.tensor([True, False, True]), torch.tensor([1.0, 0.125, 3.0]) * 5, steps=25, rate=0.1)
     other = Scores(torch.tensor([False, True, False]), torch.tensor([0.5, -2.0, 0.1]) * 2, steps=4, rate=0.9)
 
     def path(place, test, bound, scores, member, shift, delta, confidence, how):
@@ -377,7 +376,7 @@ def test_scores_are_held_against_the_largest_claim_of_their_clients(monkeypatch)
     gaussian, guessed = gradient_canaries._audit(
         run, {2: first, 0: other, 3: Scores(torch.ones(0), torch.ones(0))}, 0.9
     )
-    assert noted["scores"] == pytest.approx([1.0, 0.0, 3.0, 0.5, -2.0, 0.1])
+    assert noted["scores"] == pytest.approx([1.0, 0.125, 3.0, 0.5, -2.0, 0.1])
     assert [bool(of) for of in noted["member"]] == [True, False, True, False, True, False]
     assert noted["shift"] == pytest.approx(0.1 * 5 / 2)
     assert noted["terms"] == (6, 3.0, 0.02, 0.9)
@@ -387,3 +386,6 @@ def test_scores_are_held_against_the_largest_claim_of_their_clients(monkeypatch)
     # Farthest from 0.125: 3 (in, right), -2 (in, wrong), 1 (in, right), 0.5 (out, wrong).
     told = f"{how}; 2 of 4 guesses right; so many canaries can show 404"
     assert guessed == (place, "gradient canaries, f-DP", 204.0, (6, 0.02, 0.9), 404.0, told, 3.0 / 64)
+    monkeypatch.setattr(gradient_canaries, "best_guesses", lambda *terms: 6)
+    _, guessed = gradient_canaries._audit(run, {2: first, 0: other}, 0.9)
+    assert guessed[2] == 406.0, "0.125 and 0.1 are guessed to be out, and are"
