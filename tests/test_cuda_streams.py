@@ -104,3 +104,8 @@ def test_threads_that_ask_at_once_get_one_stream(pool: Pool) -> None:
     for thread in threads:
         thread.join()
     assert len({id(stream) for stream in found}) == 1
+
+
+def test_lanes_come_again_after_the_last_one(pool: Pool) -> None:
+    assert lane(3, DEVICE) is lane(3 + LANES, DEVICE)
+    assert lane(3, DEVICE) is not lane(4, DEVICE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 
 import pytest
@@ -60,3 +61,17 @@ def test_a_device_error_survives_its_way_back():
     assert (back.trouble, back.who, back.said, str(back)) == (
         "memory", "client 3", "out of memory", "client 3: out of memory.",
     )  # fmt: skip
+
+
+def test_one_name_is_proposed_where_several_are_near():
+    """From half of the letters alike on: `ab` and `ax` share one of two, as do no letters of `cd`."""
+    assert did_you_mean("fedavg", ["fedavgm", "fedavh", "zz"]).startswith(" Did you mean 'fedavgm'? There is: fedavgm")
+    assert did_you_mean("ab", ["ax"]) == " Did you mean 'ax'? There is: ax."
+    assert did_you_mean("abc", ["axy"]) == " There is: axy."
+
+
+def test_the_first_look_for_near_names_asks_for_one(monkeypatch):
+    asked = []
+    monkeypatch.setattr(difflib, "get_close_matches", lambda *given, **how: asked.append((*given, how)) or [])
+    did_you_mean("x", ["b", "a"])
+    assert asked == [("x", ["a", "b"], {"n": 1, "cutoff": 0.5})]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
 import sys
+import warnings
+from types import SimpleNamespace
 
 import pytest
 
+from fedaudit import pytest_plugin as plugin
 from fedaudit import run
 from fedaudit.attack.attack_run import attack_run
+from fedaudit.errors import SettingError
 from fedaudit.gates.record_gates import audit_claims
+from fedaudit.gates.round_benchmark import Limits
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.run_record import EpsilonAudit, read_record, save_attacks, save_audits
 
@@ -367,3 +373,152 @@ def test_it(federated_benchmark):
     assert found.compared is None
 """
     suite(body, "--benchmark-disable").assert_outcomes(passed=1)
+
+
+# --- each part alone, without a session ------------------------------------------------------------------------------
+
+
+def finding(gate, told, message):
+    return SimpleNamespace(gate=gate, told=told, message=message)
+
+
+@pytest.fixture
+def asking():
+    """What a gate knows of its test. Options and the ini file say what the dictionary says."""
+    given = {"--fedaudit-cannot-tell": None, "fedaudit_cannot_tell": "warn", "--fedaudit-format": "table"}
+    config = SimpleNamespace(getoption=given.get, getini=given.get, stash={plugin._said: []})
+    return SimpleNamespace(config=config, node=SimpleNamespace(stash={}), given=given)
+
+
+KEPT, BROKEN, UNTOLD = (finding(f"gate {told}", told, f"it is {told}") for told in ("kept", "broken", "cannot be told"))
+
+
+@pytest.mark.parametrize(
+    ("mark", "option", "ini", "level", "raised"),
+    [
+        (None, None, "warn", "warning", None), (None, None, "skip", "warning", "Skipped"),
+        (None, "warn", "fail", "warning", None), (None, "fail", "warn", "error", "Failed"),
+        ("skip", "fail", "warn", "warning", "Skipped"), ("warn", "fail", "fail", "warning", None),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_goes_by_the_mark_then_the_option_then_the_file(mark, option, ini, level, raised, asking):
+    asking.given |= {"--fedaudit-cannot-tell": option, "fedaudit_cannot_tell": ini}
+    stopped, noted = None, None
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            plugin._judge(asking, [KEPT, UNTOLD], mark)
+        except (pytest.fail.Exception, pytest.skip.Exception) as e:
+            stopped, noted = type(e).__name__, e
+    assert stopped == raised
+    assert noted is None or noted.msg == "it is cannot be told"
+    assert [str(one.message) for one in caught] == ([] if raised else ["it is cannot be told"])
+    assert asking.node.stash[plugin._checked] == {"gate kept", "gate cannot be told"}
+    assert asking.config.stash[plugin._said] == [(level, "it is cannot be told")]
+
+
+def test_what_is_broken_fails_without_a_traceback(asking):
+    """What cannot be told is told along where it counts as broken."""
+    for way, told in (("warn", "it is broken"), ("fail", "it is broken\nit is cannot be told")):
+        with pytest.raises(pytest.fail.Exception) as failed:
+            plugin._judge(asking, [UNTOLD, KEPT, BROKEN], way)
+        assert (failed.value.msg, failed.value.pytrace) == (told, False)
+    assert [level for level, _ in asking.config.stash[plugin._said]] == ["error", "warning", "error", "error"]
+    plugin._judge(asking, [KEPT])
+    with pytest.raises(pytest.UsageError, match="cannot_tell = 'stop' is not a way"):
+        plugin._judge(asking, [KEPT], "stop")
+
+
+def test_a_warning_is_shown_at_the_test(asking):
+    def check():  # as the fixtures' functions are
+        plugin._judge(asking, [UNTOLD])
+
+    with pytest.warns(plugin.CannotTell) as caught:
+        check()
+    here = inspect.currentframe().f_lineno
+    assert (caught[0].filename, here - caught[0].lineno) == (__file__, 1)
+
+
+def test_mistakes_of_a_gate_and_of_a_mark_are_failures_without_a_traceback():
+    with pytest.raises(pytest.fail.Exception, match="no such attack") as failed, plugin._plain_errors():
+        raise SettingError("no such attack")
+    assert failed.value.pytrace is False
+    with pytest.raises(ValueError, match="a bug"), plugin._plain_errors():
+        raise ValueError("a bug")
+    called = []
+
+    def check(floor, *, more=None):
+        called.append((floor, more))
+
+    plugin._apply(check, pytest.mark.accuracy_floor(0.5, more=1).mark)
+    assert called == [(0.5, 1)]
+    with pytest.raises(
+        pytest.fail.Exception, match=r"^The mark accuracy_floor: .*\. Write accuracy_floor\(floor\)\.$"
+    ) as failed:
+        plugin._apply(check, pytest.mark.accuracy_floor(roof=0.5).mark)
+    assert failed.value.pytrace is False
+    assert len(called) == 1
+
+
+def test_a_mark_without_a_run_is_told_without_a_traceback():
+    marks = {"accuracy_floor", "comm_budget"}
+    item = SimpleNamespace(stash={}, get_closest_marker=lambda name: name in marks)
+
+    def called(*judged):
+        step = plugin.pytest_runtest_call(item)
+        next(step)
+        assert item.stash[plugin._checked] == set()
+        item.stash[plugin._checked].update(judged)
+        next(step, None)
+
+    called("accuracy_floor", "comm_budget", "leak_budget")
+    with pytest.raises(pytest.fail.Exception, match="The mark comm_budget judged nothing") as failed:
+        called("accuracy_floor")
+    assert failed.value.pytrace is False
+
+
+def test_broken_gates_are_told_to_github_alone(asking):
+    lines = []
+    asking.config.stash[plugin._said] = [("error", "50 % over\r\n"), ("warning", "so")]
+    reporter = SimpleNamespace(write_line=lines.append)
+    plugin.pytest_terminal_summary(reporter, asking.config)
+    assert lines == []
+    asking.given["--fedaudit-format"] = "github"
+    plugin.pytest_terminal_summary(reporter, asking.config)
+    assert lines == ["::error title=fedaudit gate::50 %25 over%0D%0A", "::warning title=fedaudit gate::so"]
+
+
+def test_a_benchmark_hands_on_what_it_is_asked(asking, monkeypatch, tmp_path):
+    """Operations are counted unless the test says otherwise. Each call has a folder of its own."""
+    asked, judged = [], []
+    there = {"benchmark": True}
+    asking.config.pluginmanager = SimpleNamespace(hasplugin=there.get)
+    asking.getfixturevalue = lambda name: f"the fixture {name}"
+    asking.node.iter_markers = lambda name: (
+        [pytest.mark.comm_budget(uplink="1 kB").mark] if name == "comm_budget" else []
+    )
+
+    def rounds(samples, setting, folder, **how):
+        asked.append((samples, setting, folder, how))
+        return SimpleNamespace(record="its record")
+
+    monkeypatch.setattr("fedaudit.gates.round_benchmark.benchmark_rounds", rounds)
+    monkeypatch.setattr("fedaudit.gates.round_benchmark.findings", lambda found, limits: [(found, limits)])
+    monkeypatch.setattr(plugin, "_judge", lambda request, found, way: judged.append((found[0][1], way)))
+    made = inspect.unwrap(plugin.federated_benchmark)
+    call = made(asking, tmp_path, lambda record, **limits: judged.append((record, limits)))
+    call(method="fedavg", max_ratio=2.0, max_bytes_ratio=3.0, max_flops_ratio=4.0, rounds=5, cannot_tell="skip")
+    call(relative_to={"method": "local"}, flops=False)
+    limits, none = Limits(2.0, 3.0, 4.0), Limits(None, None, None)
+    assert asked == [
+        ("the fixture benchmark", {"method": "fedavg"}, tmp_path / "federated-benchmark-1",
+         {"rounds": 5, "relative_to": None, "limits": limits, "flops": True}),
+        ("the fixture benchmark", {}, tmp_path / "federated-benchmark-2",
+         {"rounds": None, "relative_to": {"method": "local"}, "limits": none, "flops": False}),
+    ]  # fmt: skip
+    held = ("its record", {"uplink": "1 kB"})
+    assert judged == [held, (limits, "skip"), held, (none, None)]
+    there.clear()
+    with pytest.raises(pytest.fail.Exception, match="needs pytest-benchmark") as failed:
+        made(asking, tmp_path, None)
+    assert failed.value.pytrace is False

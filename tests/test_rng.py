@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Callable
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -184,3 +185,57 @@ def test_another_generators_address_is_found_anew() -> None:
         assert held._address() is None
     finally:
         np.random.set_bit_generator(mine)
+
+
+@pytest.mark.parametrize("block", [kept, seeded])
+@pytest.mark.parametrize(("device", "devices"), [("cpu", []), ("cuda", [2]), ("cuda:1", [1])])
+def test_the_generators_of_the_device_are_kept_too(block, device, devices, monkeypatch) -> None:
+    """Of the one that is named, else of the current one; the processor's alone where none is."""
+    asked, seeds = [], []
+
+    @contextmanager
+    def fork(devices):
+        asked.append(devices)
+        yield
+
+    class Default:
+        def __init__(self, index):
+            self.index = index
+
+        def manual_seed(self, seed):
+            seeds.append((self.index, seed))
+
+    monkeypatch.setattr(torch.random, "fork_rng", fork)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "default_generators", [Default(i) for i in range(3)])
+    before = torch.get_rng_state()
+    with block(device=device) if block is kept else block("a", 1, device=device):
+        pass
+    torch.set_rng_state(before)
+    assert asked == [devices]
+    assert seeds == ([] if block is kept else [(index, seed_of("a", 1)) for index in devices])
+
+
+def test_memory_of_numpys_state_is_known_after_seeding(monkeypatch) -> None:
+    """Then `state` asks numpy for nothing; where another generator is in place, there is no memory to know."""
+    mine, before = np.random.get_bit_generator(), np.random.get_state()
+    try:
+        held = _Numpys()
+        held.seed(7)
+        assert len(held._known) == 4 * 625
+        first = held.state()
+        assert first is held._known
+        np.random.rand(3)
+        wanted = states()
+        second = held.state()
+        held.put_back(first)
+        assert held._known is first
+        np.random.seed(7)
+        seeded_at = states()
+        held.put_back(first)
+        assert states() == seeded_at
+        held.put_back(second)
+        assert states() == wanted
+    finally:
+        np.random.set_bit_generator(mine)
+        np.random.set_state(before)

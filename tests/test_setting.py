@@ -6,6 +6,7 @@ import math
 from typing import get_args
 
 import pytest
+from pydantic import Field, ValidationError
 
 from fedaudit.errors import SettingError
 from fedaudit.setting import (
@@ -13,13 +14,17 @@ from fedaudit.setting import (
     LARGEST,
     LONGEST,
     MANY,
+    Frozen,
     Setting,
+    nested,
     out_of_bounds,
     parse_compression,
+    parse_pairs,
     parse_value,
     read_json,
     read_values,
     shown,
+    validated,
 )
 
 JUST_UNDER_1, JUST_OVER_1 = math.nextafter(1.0, 0.0), math.nextafter(1.0, 2.0)
@@ -181,3 +186,53 @@ def test_files_of_settings(tmp_path):
         read_json(tmp_path / "list.json")
     with pytest.raises(SettingError, match="is a folder"):
         read_values(tmp_path)
+
+
+def test_a_setting_cannot_be_changed():
+    with pytest.raises(ValidationError, match="frozen"):
+        Setting.make().seed = 3
+
+
+def test_wrong_keys_and_wrong_values_are_told_together():
+    class Small(Frozen):
+        rounds: int = Field(3, ge=1)
+        seed: int = 0
+
+    assert validated(Small, {"seed": 4}, "key of the file") == Small(rounds=3, seed=4)
+    with pytest.raises(SettingError) as told:
+        validated(Small, {"rounds": 0, "sead": 1}, "key of the file")
+    assert str(told.value).splitlines() == [
+        "key of the file rounds = 0: input should be greater than or equal to 1.",
+        "Unknown key of the file 'sead'. Did you mean 'seed'? There is: rounds, seed.",
+    ]
+
+
+def test_pairs_of_the_command_line():
+    assert parse_pairs([" E = 5 ", "name=a=b", "empty="]) == {"E": 5, "name": "a=b", "empty": ""}
+    for pair in ("E", "=5", " =5"):
+        with pytest.raises(SettingError, match=r"write NAME=VALUE"):
+            parse_pairs([pair])
+
+
+def test_parts_of_a_method_have_settings_of_their_own():
+    pairs = {"host.E": 1, "host.inner.B": 2, "eta": 0.1, "host": {"eta": 3, "E": 4}, "host.B": 5}
+    assert nested(pairs) == {"host": {"E": 4, "inner": {"B": 2}, "eta": 3, "B": 5}, "eta": 0.1}
+    assert nested({"a": 1, "b": {"c": 2}}) == {"a": 1, "b": {"c": 2}}
+    assert nested({"a": {"b": 1}, "c": 2}) == {"a": {"b": 1}, "c": 2}
+    with pytest.raises(SettingError, match=r"--set E\.B=\.\.\.: E was set to 5 before"):
+        nested({"E": 5, "E.B": 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.toml", "a = [", "is not valid TOML"), ("a.json", "{", "is not valid JSON"),
+        ("a.toml", "a = inf", "inf is not finite"), ("a.json", '{"a": 1e999}', "inf is not finite"),
+        ("missing.toml", None, "There is no file"), ("missing.json", None, "There is no file"),
+    ],
+)  # fmt: skip
+def test_files_that_hold_no_settings(name, text, said, tmp_path):
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_values(tmp_path / name)

@@ -21,6 +21,8 @@ def test_the_level_is_the_stricter_of_both():
         (0.0009, None, 0.95, 1, "refuted"),
         (0.001, None, 0.95, 1, "suspicious"),  # a level is not below itself
         (0.049, 0.5, 0.95, 9, "suspicious"),  # power counts only where nothing was found
+        (0.5, None, 0.5, 1, "not refuted"),  # and neither is the confidence
+        (0.25, None, 0.5, 1, "suspicious"),
         (0.06, None, 0.95, 4, "not refuted"),
         (0.06, None, 0.9, 4, "suspicious"),
         (0.06, 0.00024, 0.95, 4, "not refuted"),  # a quarter of the level is 0.00025

@@ -116,6 +116,11 @@ def test_a_sampled_mean_by_hand():
     assert sampled_mean([0.0, 1.0], 8) == (0.0, 1.0)
     p = min(1 - 0.025 ** (1 / 2), 3 / 4)
     assert sampled_mean([0.5, 0.5], 8) == (pytest.approx(0.5 - p / 2), pytest.approx(0.5 + p / 2))
+    for confidence, tail in ((0.95, 0.025), (0.8, 0.1)):
+        p = 1 - tail ** (1 / 5)  # less than were not drawn
+        wanted = (pytest.approx(0.3 - p * 0.3), pytest.approx(0.3 + p * 0.7))
+        assert sampled_mean([0.3] * 5, 100, confidence) == wanted
+    assert sampled_mean([0.2, 0.6], 1) == (0.4, 0.4), "more than there are cannot be drawn"
     few = 1 - 10 / 11  # of eleven, ten were drawn
     assert sampled_mean([0.8] * 10, 11) == (pytest.approx(0.8 - few * 0.8), pytest.approx(0.8 + few * 0.2))
 

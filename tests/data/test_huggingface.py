@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -330,3 +330,48 @@ def test_every_option_of_a_name():
     for wrong in ("length=1", "length=10000001", "vocabulary=2.5", "length="):
         with pytest.raises(SettingError, match="give a whole number from 2 to 10,000,000"):
             choice_of(f"hf:a?{wrong}")
+
+
+def test_the_library_reads_a_saved_folder_a_folder_of_files_or_a_name_always_offline(monkeypatch, tmp_path):
+    """Both of its modules are told to be offline, also where one knows no such word, and are as before afterwards."""
+    asked = []
+    hub, config = ModuleType("huggingface_hub.constants"), SimpleNamespace(HF_HUB_OFFLINE="as it was")
+    package = ModuleType("huggingface_hub")
+    package.constants = hub
+
+    def reading(name, found):
+        def read(*given):
+            asked.append((name, *given, hub.HF_HUB_OFFLINE, config.HF_HUB_OFFLINE))
+            return found
+
+        return read
+
+    library = ModuleType("datasets")
+    library.config = config
+    library.load_from_disk = reading("disk", {"train": 1, "test": 2})
+    library.load_dataset = reading("name", "one table")
+    for name, module in (("datasets", library), ("huggingface_hub", package), ("huggingface_hub.constants", hub)):
+        monkeypatch.setitem(sys.modules, name, module)
+
+    def read(place):
+        return huggingface._read(f"hf:{place}", Choice(str(place), config="en"))
+
+    assert read("a/b") == {"train": "one table"}
+    assert read(tmp_path) == {"train": "one table"}
+    for file in ("state.json", "dataset_dict.json"):
+        (tmp_path / file).mkdir()
+        assert read(tmp_path) == {"train": "one table"}, "a folder is no file"
+        (tmp_path / file).rmdir()
+        (tmp_path / file).write_text("{}")
+        assert read(tmp_path) == {"train": 1, "test": 2}
+        (tmp_path / file).unlink()
+    of_folder = [("name", str(tmp_path), "en", True, True), ("disk", str(tmp_path), True, True)]
+    assert asked == [("name", "a/b", "en", True, True), of_folder[0], *of_folder, *of_folder]
+    assert (config.HF_HUB_OFFLINE, hasattr(hub, "HF_HUB_OFFLINE")) == ("as it was", False)
+
+    def fails(*given):
+        raise ValueError("no such data\nand more of it")
+
+    library.load_dataset = fails
+    with pytest.raises(DataError, match=r"cannot be read \(ValueError: no such data\)\. .*load_dataset\('a/b'\)"):
+        read("a/b")

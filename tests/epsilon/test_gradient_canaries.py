@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,8 @@ import torch
 
 from fedaudit import run
 from fedaudit.epsilon import gradient_canaries
-from fedaudit.epsilon.client_replay import repeat
+from fedaudit.epsilon.audit_result import AuditedClaim
+from fedaudit.epsilon.client_replay import QUIET, STEP, repeat
 from fedaudit.epsilon.gradient_canaries import (
     REAL,
     Canaries,
@@ -23,7 +26,9 @@ from fedaudit.epsilon.gradient_canaries import (
     keep_canaries,
 )
 from fedaudit.epsilon.residuals import audit_residuals
-from fedaudit.errors import DataError, PrivacyError, SettingError
+from fedaudit.errors import DataError, PrivacyError, RunError, SettingError
+from fedaudit.progress import unwatched
+from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.runtime.task import compute
@@ -161,3 +166,226 @@ def test_the_loss_of_a_canary_is_its_parameter():
 def test_scores_of_a_client_that_has_not_trained_are_of_no_step():
     scores = Scores(torch.zeros(3), torch.zeros(3))
     assert (scores.steps, scores.rate) == (0, 0.0)
+
+
+# --- each function alone ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A training that is not made: `after` notes how it was asked. Without canaries a parameter ends at its place."""
+
+    asked: list
+    start: dict
+    rows: tuple = (torch.tensor([[1.0], [2.0], [3.0], [4.0]]),)
+    loss: object = "the method's loss"
+    batch: int = 2
+    epochs: int | None = 3
+    steps: int | None = None
+    people: object = "of some people"
+    C: float = 0.5
+    sigma: float = 4.0
+    count: int = 6
+    device: str = "cpu"
+
+    @property
+    def expected(self):
+        self.asked.append(("expected", self.batch, [row.tolist() for row in self.rows]))
+        return 8.0
+
+    def after(self, multiplier):
+        self.asked.append((self, multiplier))
+        size = self.start["large"].numel()
+        places = torch.arange(size, dtype=torch.float64) * STEP
+        return {"large": (places if multiplier == QUIET else places / 4).reshape(2, -1), "small": None}
+
+
+@pytest.mark.parametrize(("canaries", "left"), [(4, 4), (9, 6)])
+def test_one_training_with_canaries_and_one_without(canaries, left):
+    """Each canary has a parameter of the largest tensor. What the first training has beyond the second is its score."""
+    asked = []
+    fit = Fit(asked, {"small": torch.zeros(1, 2), "large": torch.zeros(2, 3)})
+    inside = torch.tensor([True, False, True, True, False, False, True, True, True])[:canaries]
+    scores = Scores(inside, torch.full((canaries,), 0.25, dtype=torch.float64))
+    _probe(fit, scores)
+    at = torch.randperm(6, generator=generator("gradient canaries", "at"))[:left]
+    there = at[inside[:left]].tolist()
+    more = len(there)
+    assert scores.total.tolist() == pytest.approx((0.25 + at.double() * 0.75 * 8.0 / 4.0).tolist())
+    assert scores.inside.tolist() == inside[:left].tolist()
+    batch = round(2 * (4 + more) / 4)
+    assert (scores.steps, scores.rate) == (6, pytest.approx(batch / (4 + more)))
+    (noisy, much), (clean, little), expected = asked
+    assert (much, little) == (8.0, QUIET)
+    mark, x = noisy.rows
+    assert mark.tolist() == [REAL] * 4 + there
+    assert x.flatten().tolist() == [1.0, 2.0, 3.0, 4.0] + [1.0] * more
+    assert clean.rows[0].tolist() == [True] * 4 + [False] * more
+    for made in (noisy, clean):
+        assert (made.batch, made.epochs, made.steps, made.people) == (batch, None, 6, None)
+    assert noisy.loss.keywords == {"loss": "the method's loss", "name": "large", "steep": 500.0}
+    assert clean.loss.keywords == {"loss": "the method's loss"}
+    assert expected == ("expected", batch, [mark.tolist()])
+    _probe(fit, scores)
+    assert scores.steps == 12
+
+
+def test_coins_are_of_the_runs_seed_and_the_client():
+    def coins(seed, k, n=400):
+        return gradient_canaries._coins(
+            SimpleNamespace(world=SimpleNamespace(setting=SimpleNamespace(seed=seed))), k, n
+        )
+
+    inside, total = coins(3, 1)
+    wanted = torch.rand(400, generator=generator(3, "gradient canaries", 1)) < 0.5
+    assert inside.tolist() == wanted.tolist()
+    assert (total.tolist(), total.dtype) == ([0.0] * 400, torch.float64)
+    assert inside.tolist() != coins(4, 1)[0].tolist()
+    assert inside.tolist() != coins(3, 2)[0].tolist()
+
+
+def test_scores_are_in_deviations_of_all_steps():
+    scores = Scores(torch.tensor([True, False]), torch.tensor([6.0, -3.0], dtype=torch.float64), steps=9)
+    assert scores.scaled.tolist() == pytest.approx([2.0, -1.0])
+    assert Scores(scores.inside, scores.total).scaled.tolist() == [6.0, -3.0]
+
+
+def test_canaries_of_clients_that_bear_none_are_left_out(monkeypatch):
+    tried = []
+
+    def probe(fit, scores):
+        tried.append((fit, scores))
+        if fit == "bad":
+            raise PrivacyError("it bears none")
+        scores.steps += 2
+
+    monkeypatch.setattr(gradient_canaries, "_probe", probe)
+    monkeypatch.setattr(gradient_canaries, "_coins", lambda run, k, n: (f"coins {run} {k} {n}", None))
+    monkeypatch.setattr(gradient_canaries, "_audit", lambda run, found, confidence: (run, sorted(found), confidence))
+    found = Canaries()
+    assert (found.each, found.scores, found.reason) == (400, {}, "no client took part")
+    with pytest.raises(DataError, match=r"could be repeated: no client took part\."):
+        found.audit("run")
+    first, second, third = (found.of("run", k) for k in (0, 1, 2))
+    assert found.scores[1].inside == "coins run 1 400"
+    first("good")
+    second("bad")
+    second("good")
+    assert [fit for fit, _ in tried] == ["good", "bad"], "a client that bears none is not asked again"
+    assert (sorted(found.scores), found.reason) == ([0, 2], "it bears none")
+    assert found.audit("run") == ("run", [0], 0.95), "the third has not trained"
+    third("good")
+    assert found.audit("run", 0.9) == ("run", [0, 2], 0.9)
+    assert Canaries(7).each == 7
+
+
+@pytest.fixture
+def of_run(monkeypatch):
+    """A run of three clients of which two are in the ledger, with nothing repeated and nothing judged."""
+    noted = SimpleNamespace(repeated=[], saved=[], status="done", policies={"training": 1})
+
+    def folder(path):
+        ledger = [SimpleNamespace(client=k) for k in (0, 2)]
+        world = SimpleNamespace(policies=noted.policies, setting=SimpleNamespace(clients=3, seed=1))
+        record = SimpleNamespace(status=noted.status, ledger=ledger, transcript_digest="digest")
+        return SimpleNamespace(world=world, record=record, folder=path)
+
+    def repeated(run, k, watch, probe):
+        noted.repeated.append((k, watch, probe.args[0], len(probe.args[1].inside)))
+        if k == 2:
+            raise PrivacyError("client 2 is gone")
+
+    def audit(self, run, confidence=0.95):
+        noted.reason = self.reason
+        return [f"audits {confidence}"]
+
+    monkeypatch.setattr(gradient_canaries, "RunFolder", folder)
+    monkeypatch.setattr(gradient_canaries, "compute", lambda world: nullcontext())
+    monkeypatch.setattr(gradient_canaries, "repeat", repeated)
+    monkeypatch.setattr(Canaries, "audit", audit)
+    monkeypatch.setattr(gradient_canaries, "save_audits", lambda *given: noted.saved.append(given))
+    return noted
+
+
+def test_the_trainings_of_the_clients_that_are_asked_for_are_repeated(of_run):
+    assert audit_canaries("here", canaries=5, confidence=0.9, watch="watch") == ["audits 0.9"]
+    assert of_run.repeated == [(0, "watch", 0, 5), (2, "watch", 2, 5)]
+    assert of_run.reason == "client 2 is gone"
+    (saved,) = of_run.saved
+    assert saved[:3] == ("here", "digest", ["audits 0.9"])
+    assert 0 <= saved[3] < 60
+    of_run.repeated.clear()
+    audit_canaries("here", clients=[0])
+    assert of_run.repeated == [(0, unwatched, 0, 400)]
+    assert of_run.reason == "no client took part"
+    of_run.saved.clear()
+    assert keep_canaries("here", Canaries()) == ["audits 0.95"]
+    assert of_run.saved == [("here", "digest", ["audits 0.95"], 0.0)]
+
+
+def test_what_cannot_be_tried_with_canaries_is_said(of_run):
+    for k in (-1, 3):
+        with pytest.raises(SettingError, match=f"There is no client {k}; the run has 3"):
+            audit_canaries("here", clients=[0, k])
+    audit_canaries("here", clients=[2])
+    with pytest.raises(SettingError, match="confidence = 1"):
+        audit_canaries("here", confidence=1.0)
+    of_run.status = "running"
+    with pytest.raises(RunError, match="is not finished"):
+        audit_canaries("here")
+    of_run.status, of_run.policies = "done", {"logits": 1}
+    with pytest.raises(SettingError, match="was not private"):
+        audit_canaries("here")
+
+
+def test_scores_are_held_against_the_largest_claim_of_their_clients(monkeypatch):
+    """Client 2 claims 3, client 0 claims 2, and client 1, who has no scores, 9. 6 canaries of which 4 are guessed on:
+    with 0.1 sqrt(25) / 2 deviations between in and out, those farthest from 0.125 are guessed."""
+    noted = {}
+
+    def entry(kind, multiplier):
+        return SimpleNamespace(kind=kind, noise_multiplier=multiplier)
+
+    def row(k, claim, multiplier):
+        kinds = {} if claim is None else {"training": claim, "logits": 50.0}
+        return SimpleNamespace(
+            client=k, by_kind=kinds, delta=k / 100, entries=[entry("logits", 7.0), entry("training", multiplier)]
+        )
+
+    ledger = [row(0, 2.0, 4.0), row(1, 9.0, 9.0), row(2, 3.0, 2.0), row(3, None, 1.0)]
+    run = SimpleNamespace(record=SimpleNamespace(ledger=ledger))
+    first = Scores(torch.tensor([True, False, True]), torch.tensor([1.0, 0.125, 3.0]) * 5, steps=25, rate=0.1)
+    other = Scores(torch.tensor([False, True, False]), torch.tensor([0.5, -2.0, 0.1]) * 2, steps=4, rate=0.9)
+
+    def path(place, test, bound, scores, member, shift, delta, confidence, how):
+        noted.update(scores=scores.tolist(), member=member.tolist(), shift=shift)
+        return (place, test, bound, delta, confidence, how)
+
+    def fdp(m, made, right, delta, confidence):
+        return SimpleNamespace(
+            epsilon=100.0 * right + made, of=(m, delta, confidence), p_value=lambda claim: claim / 64
+        )
+
+    def judged(place, test, bound, top, how, *, tells_at):
+        return (place, test, bound.epsilon, bound.of, top, how, tells_at)
+
+    monkeypatch.setattr(gradient_canaries, "held_path", path)
+    monkeypatch.setattr(gradient_canaries, "one_run_fdp", fdp)
+    monkeypatch.setattr(gradient_canaries, "held", judged)
+    monkeypatch.setattr(gradient_canaries, "best_guesses", lambda *terms: noted.update(terms=terms) or 4)
+    gaussian, guessed = gradient_canaries._audit(
+        run, {2: first, 0: other, 3: Scores(torch.ones(0), torch.ones(0))}, 0.9
+    )
+    assert noted["scores"] == pytest.approx([1.0, 0.125, 3.0, 0.5, -2.0, 0.1])
+    assert [bool(of) for of in noted["member"]] == [True, False, True, False, True, False]
+    assert noted["shift"] == pytest.approx(0.1 * 5 / 2)
+    assert noted["terms"] == (6, 3.0, 0.02, 0.9)
+    place = AuditedClaim("training", "whoever sees every step of training", "training, all rounds", 3.0, 3.0)
+    how = "6 canaries of 3 clients, 25 steps at sample rate 0.1; with the promised noise 0.25 deviations apart"
+    assert gaussian == (place, "gradient canaries, Gaussian", gradient_canaries.gdp_mean_shift, 0.02, 0.9, how)
+    # Farthest from 0.125: 3 (in, right), -2 (in, wrong), 1 (in, right), 0.5 (out, wrong).
+    told = f"{how}; 2 of 4 guesses right; so many canaries can show 404"
+    assert guessed == (place, "gradient canaries, f-DP", 204.0, (6, 0.02, 0.9), 404.0, told, 3.0 / 64)
+    monkeypatch.setattr(gradient_canaries, "best_guesses", lambda *terms: 6)
+    _, guessed = gradient_canaries._audit(run, {2: first, 0: other}, 0.9)
+    assert guessed[2] == 406.0, "0.125 and 0.1 are guessed to be out, and are"

@@ -109,4 +109,6 @@ def test_an_audit_that_is_not_random_neither_weakens_others_nor_is_weakened():
     weak = audit(0.5, tells_at=0.0009)  # it tells alone, and not as one of two tests
     assert [word for _, word in judged([weak, sure])] == ["not refuted", "not refuted"]
     assert [word for _, word in judged([weak, audit()])] == ["cannot tell", "not refuted"]
+    untried = audit(trials=0, verdict="not tried")
+    assert [word for _, word in judged([weak, untried])] == ["not refuted", "not tried"], "no test"
     assert refuting([sure, random, wrong]) == [random, wrong]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,10 +17,11 @@ from fedaudit.attack.claims import Claims
 from fedaudit.data import Dataset, federate, load
 from fedaudit.epsilon import one_run
 from fedaudit.epsilon.one_run import _claims, _terms, audit_run, pairs
-from fedaudit.errors import DataError, SettingError, ThreatError
+from fedaudit.errors import DataError, RunError, SettingError, ThreatError
 from fedaudit.privacy.ledger import ClientLedger, LedgerEntry, Total
+from fedaudit.progress import unwatched
 from fedaudit.runtime.folder import RunFolder
-from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.run_record import Guesses, read_record
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
 
@@ -307,3 +309,190 @@ def test_the_order_of_candidates_tells_nothing(folder):
         (inside, _), _ = pairs(found.world, k)
         first = sum(any(torch.equal(a, b) for b in inside) for a in x[: len(inside)])
         assert 0.1 * len(inside) < first < 0.9 * len(inside), "members and others are mixed"
+
+
+# --- each function alone, without a run ------------------------------------------------------------------------------
+
+
+class Knows:
+    """Scores a record by its own number, so that each gap is that of its pair."""
+
+    blind = False
+
+    def cannot(self, scene):
+        return "it sees nothing of client 4" if scene.target == 4 else None
+
+    def run(self, scene):
+        assert sorted(scene.x.flatten().tolist()) == sorted(10.0 * label for label in scene.y.tolist())
+        return Claims(scene.x.flatten().float())
+
+
+@pytest.fixture
+def scenes(monkeypatch):
+    """Six clients: 1 was never asked, 2 has no pair, 4 cannot be attacked; 0, 3 and 5 have 2, 1 and 1 pairs."""
+    made = {0: ([30, 10], [20, 40]), 2: ([], []), 3: ([70], [60]), 4: ([1], [2]), 5: ([5], [80])}
+
+    def rows(numbers):
+        x = torch.tensor(numbers, dtype=torch.float64).reshape(-1, 1)
+        return x, (x.flatten() / 10).clone()
+
+    world = SimpleNamespace(setting=SimpleNamespace(clients=6, seed=3, canaries=0), device=torch.device("cpu"))
+    ledger = [SimpleNamespace(client=k) for k in made]
+    found = SimpleNamespace(world=world, transcript="transcript", record=SimpleNamespace(ledger=ledger))
+    monkeypatch.setattr(one_run, "pairs", lambda world, k: tuple(map(rows, made[k])))
+    monkeypatch.setattr(one_run, "compute", lambda world: nullcontext())
+    monkeypatch.setattr(one_run, "TranscriptView", lambda transcript, threat: (transcript, str(threat)))
+    monkeypatch.setattr(one_run, "Scene", lambda run, view, k, x, y: SimpleNamespace(target=k, x=x, y=y, view=view))
+    return found
+
+
+def test_gaps_are_those_of_the_pairs_of_all_who_can_be_attacked(scenes):
+    told = []
+
+    def gaps(threat="server", clients=None):
+        told.clear()
+        found, who = one_run._gaps(
+            scenes, "knows", Knows(), one_run.Threat.parse(threat), clients, lambda *of: told.append(of)
+        )
+        return found.tolist(), who
+
+    assert gaps() == ([10.0, -30.0, 10.0, -75.0], [0, 3, 5])
+    assert told == [(k, 6, f"knows on client {k}") for k in range(6)]
+    assert gaps("peer:3") == ([10.0, -30.0, -75.0], [0, 5])
+    assert told[3] == (3, 5, "knows on client 4")
+    assert gaps(clients=[5, 0]) == ([-75.0, 10.0, -30.0], [5, 0])
+    for clients, why in (([1], "client 1 was never asked"), ([2], "client 2 has no pair"), ([4], "it sees nothing")):
+        with pytest.raises(DataError, match=f"^No client can be audited: {why}"):
+            gaps(clients=clients)
+    with pytest.raises(DataError, match="the peer:3 has nobody to attack but itself"):
+        gaps("peer:3", [3])
+
+
+def test_an_attack_that_tells_no_members_is_refused(scenes):
+    class Other(Knows):
+        def run(self, scene):
+            return "pictures"
+
+    with pytest.raises(SettingError, match="--attack other: it tells no members"):
+        one_run._gaps(scenes, "other", Other(), one_run.Threat.parse("server"), None, lambda *of: None)
+
+
+def test_pairs_are_canaries_or_as_many_of_both_sides():
+    """Of 5 members and 3 non-members, three pairs; a record and its label stay together."""
+    x = torch.arange(5.0)
+    inside, outside = (x, 10 * x), (20 + x[:3], 10 * (20 + x[:3]))
+    world = SimpleNamespace(
+        setting=SimpleNamespace(canaries=0, seed=1),
+        federation=SimpleNamespace(
+            shards=[None, SimpleNamespace(canaries=torch.tensor([[1, 2], [3, 4]]))],
+            rows=lambda index: (index, 10 * index),
+        ),
+        candidates=lambda k: inside,
+        nonmembers=lambda k: outside,
+        _to_device=lambda rows: rows,
+    )
+    (xm, ym), (xn, yn) = pairs(world, 1)
+    assert (len(set(xm.tolist())), sorted(xn.tolist())) == (3, [20.0, 21.0, 22.0])
+    assert ym.tolist() == (10 * xm).tolist()
+    assert yn.tolist() == (10 * xn).tolist()
+    assert one_run.pairs_are(world) == "members and non-members"
+    outside = (x[:0], x[:0])
+    assert [len(part) for side in pairs(world, 1) for part in side] == [0] * 4
+    world.setting.canaries = 2
+    (xi, yi), (xo, yo) = pairs(world, 1)
+    assert (xi.tolist(), yi.tolist(), xo.tolist(), yo.tolist()) == ([1, 3], [10, 30], [2, 4], [20, 40])
+    assert one_run.pairs_are(world) == "mislabelled canaries"
+
+
+def test_claims_are_the_largest_and_only_what_is_covered():
+    def words(rows, covered):
+        return [claim[:2] for claim in _claims(rows, covered)]
+
+    rows = [client_row(0, 0.1, 1.0, 2.0, "replace-one"), client_row(1, 0.1, None, 5.0, "any")]
+    assert words(rows, True) == [("the run, as asked for", 1.0), ("the run, by the ledger", 5.0)]
+    assert words(rows, False) == [("the run, as asked for", 1.0)]
+    assert words(rows[1:], True) == [("the run, by the ledger", 5.0)]
+    for total in (math.inf, None):
+        open_row = rows[1].model_copy(update={"epsilon": total})
+        assert words([rows[0], open_row], True) == [("the run, as asked for", 1.0)]
+        assert _claims([open_row], True) == [("none: something is unprotected", math.inf, "replace-one")]
+    idle = {"zero-out": Total(epsilon=0.0, accountant="prv"), "any": Total(epsilon=5.0, accountant="prv")}
+    assert _claims([rows[1].model_copy(update={"by_relation": idle})], True)[0][2] == "replace-one"
+    assert one_run._weakest({"replace-one", "zero-out", "add-or-remove"}) == "add-or-remove"
+    assert one_run._weakest({"any", "replace-one"}) == one_run._weakest(set()) == "replace-one"
+
+
+def test_an_audit_holds_every_claim_against_both_bounds(monkeypatch):
+    """Gaps of five pairs, of clients 0 and 2. The surest three are guessed for the first claim, all for the second."""
+    rows = [client_row(k, (k + 1) / 100, float(k), 2.0 + k, "replace-one") for k in range(3)]
+    record = SimpleNamespace(status="done", ledger=rows, models_covered=True, transcript_digest="digest")
+    setting = SimpleNamespace(clients=3, canaries=4)
+    found = SimpleNamespace(record=record, world=SimpleNamespace(setting=setting), folder="folder")
+    saved, asked = [], []
+    monkeypatch.setattr(one_run, "RunFolder", lambda folder: found)
+    monkeypatch.setattr(one_run, "made", lambda attack: (f"named {attack}", "the attack"))
+
+    def gaps(run, name, attack, threat, clients, watch):
+        asked.append((name, attack, str(threat), clients, watch))
+        return torch.tensor([1.0, -5.0, 0.0, -4.0, 0.5]), [0, 2]
+
+    def guesses(m, claim, delta, confidence, steps):
+        asked.append((m, claim, delta, confidence, steps))
+        return {2.0: 3, 4.0: 5}[claim]
+
+    def bound(name):
+        return lambda m, r, v, delta, confidence, steps: (name, m, r, v, delta, confidence, steps)
+
+    monkeypatch.setattr(one_run, "_gaps", gaps)
+    monkeypatch.setattr(one_run, "best_guesses", guesses)
+    monkeypatch.setattr(one_run, "BOUNDS", {"A": bound("A"), "B": bound("B")})
+    monkeypatch.setattr(one_run, "_verdict", lambda *given: given)
+    monkeypatch.setattr(one_run, "save_audits", lambda *given: saved.append(given))
+    audits = audit_run("here", attack="gap", threat="peer:1", confidence=0.9, watch="watch")
+    assert asked == [
+        ("named gap", "the attack", "peer:1", None, "watch"), (5, 2.0, 0.03, 0.9, 1), (5, 4.0, 0.03, 0.9, 1),
+    ]  # fmt: skip
+    ledger = [rows[0], rows[2]]
+    wanted = []
+    for claim, r, v in (("the run, as asked for", 3, 1), ("the run, by the ledger", 5, 2)):
+        epsilon = {3: 2.0, 5: 4.0}[r]
+        how = f"{v} of {r} guesses right on 5 pairs of mislabelled canaries, of 2 clients"
+        for name in "AB":
+            told = (name, 5, r, v, 0.03, 0.9, 1), (name, 5, r, r, 0.03, 0.9, 1)
+            counts = Guesses(bound=name, pairs=5, made=r, right=v, steps=1)
+            claimed = (claim, epsilon, "replace-one")
+            test = f"one run, named gap by the peer:1, {name}"
+            wanted.append((test, one_run.Threat.parse("peer:1"), *told, claimed, ledger, how, counts))
+    assert audits == wanted
+    assert saved[0][:3] == ("folder", "digest", audits)
+    assert 0 <= saved[0][3] < 60
+    asked.clear()
+    assert {(audit[-1].made, audit[2][5]) for audit in audit_run("here", guesses=1)} == {(1, 0.95)}
+    assert asked == [("named loss", "the attack", "server", None, unwatched)]
+    assert audit_run("here", guesses=5)[0][-1].made == 5
+    for wrong in (0, 6):
+        with pytest.raises(SettingError, match=f"--guesses {wrong}: there are 5 pairs"):
+            audit_run("here", guesses=wrong)
+    for how in ({"clients": [3]}, {"clients": [0, -1]}, {"threat": "peer:3"}):
+        with pytest.raises(ThreatError, match=r"There is no client -?\d; the run has 3"):
+            audit_run("here", **how)
+    audit_run("here", clients=[0, 2])
+    record.status = "running"
+    with pytest.raises(RunError, match="is not finished"):
+        audit_run("here")
+
+
+def test_the_row_of_a_claim_says_what_perfect_guesses_would_show(monkeypatch):
+    monkeypatch.setattr(one_run, "held", lambda *given, **named: (given, named))
+    threat = one_run.Threat.parse("server")
+    best = SimpleNamespace(epsilon=4.5678, p_value=lambda epsilon: epsilon / 100)
+    rows = [client_row(k, 0.1, 1.0, 2.0 + k, "any") for k in (0, 2, 1)]
+
+    def row(epsilon, ledger):
+        return one_run._verdict("test", threat, "bound", best, ("words", epsilon, "zero-out"), ledger, "how", "guesses")
+
+    place = one_run.AuditedClaim("run", "server", "words", 3.0, 4.0)
+    told = "how; so many guesses can show 4.57; zero-out"
+    assert row(3.0, rows) == ((place, "test", "bound", 4.5678, told), {"tells_at": 0.03, "guesses": "guesses"})
+    given, named = row(math.inf, [*rows, rows[0].model_copy(update={"epsilon": None})])
+    assert (given[0].ledger, named["tells_at"]) == (None, None)

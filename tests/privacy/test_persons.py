@@ -12,7 +12,7 @@ from torch import nn
 from fedaudit import sgd
 from fedaudit.cli.listing import ledger_lines
 from fedaudit.errors import NotApplicable, PrivacyError, SettingError
-from fedaudit.privacy import dpsgd
+from fedaudit.privacy import dpsgd, persons
 from fedaudit.privacy.dpsgd import fit_private
 from fedaudit.privacy.mechanism_outputs import Training
 from fedaudit.privacy.policy import Policy, parse_policy, read_policies
@@ -191,3 +191,44 @@ def test_the_training_of_a_run_knows_the_persons(engine, tiny, tmp_path, monkeyp
     record = run(setting, out=tmp_path / "run")
     assert clipped == record.data.persons
     assert sum(record.data.persons) < sum(record.data.members)
+
+
+# --- each function alone ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("together", "parts"),
+    [
+        (1, [[0, 1], [2], [3, 4, 5], [6]]), (2, [[0, 1], [2], [3, 4, 5], [6]]), (3, [[0, 1, 2], [3, 4, 5], [6]]),
+        (4, [[0, 1, 2], [3, 4, 5, 6]]), (6, [[0, 1, 2, 3, 4, 5], [6]]), (7, [[0, 1, 2, 3, 4, 5, 6]]),
+    ],
+)  # fmt: skip
+def test_no_person_is_in_two_parts(together, parts):
+    """Persons 4, 0, 2 and 9 have 2, 1, 3 and 1 of the seven rows."""
+    whose = torch.tensor([9, 4, 2, 4, 0, 2, 2])
+    index = torch.tensor([1, 3, 4, 2, 5, 6, 0])
+    assert [part.tolist() for part in persons.parts_of(index, whose, together)] == parts
+    assert list(persons.parts_of(index[:0], whose, together)) == []
+    assert [len(part) for part in persons.parts_of(index, None, 3)] == [3, 3, 1]
+
+
+def test_all_records_of_the_drawn_persons_come_person_by_person():
+    whose = torch.tensor([2, 0, 1, 2, 0, 2])
+    coins = torch.rand(3, generator=torch.Generator().manual_seed(5))
+    for q in (0.0, float(coins.sort()[0][1]) + 1e-6, 1.0):
+        found = persons.drawn_persons(whose, q, torch.Generator().manual_seed(5)).tolist()
+        in_order = [i for k in range(3) if coins[k] < q for i in range(6) if whose[i] == k]
+        assert found == in_order
+
+
+def test_gradients_of_rows_are_added_to_their_persons():
+    into = {"w": torch.ones(2, 2), "b": torch.zeros(2)}
+    rows = {"w": torch.tensor([[1.0, 2.0], [4.0, 8.0], [16.0, 32.0]]), "b": torch.tensor([1.0, 2.0, 4.0])}
+    persons.summed_by_person(rows, torch.tensor([1, 0, 1]), into)
+    assert into["w"].tolist() == [[5.0, 9.0], [18.0, 35.0]]
+    assert into["b"].tolist() == [2.0, 5.0]
+
+
+def test_the_condition_of_a_guarantee_for_persons():
+    assert persons.of_persons(1).startswith("a person has at most 1 record, and")
+    assert persons.of_persons(3).startswith("a person has at most 3 records, and")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,8 @@ from fedaudit.runtime.code_digest import code_of_setting, harness
 from fedaudit.suite import beside as beside_module
 from fedaudit.suite.beside import beside, records_folder, without_kept
 from fedaudit.suite.kept_records import CellFigures, MethodRecords, code_digest, key_of, write_records
-from fedaudit.suite.suite_file import read_suite, shipped
+from fedaudit.suite.protections import Protection
+from fedaudit.suite.suite_file import Extra, Suite, read_suite, shipped
 
 
 @functools.cache
@@ -74,3 +76,74 @@ def test_cells_with_a_record_by_todays_code_are_left_out(kept):
     left = without_kept("all").cells()
     assert len(left) == len(settings()) - 1
     assert key_of(next(cell for cell in settings() if cell.method == "fedprox")) not in map(key_of, left)
+
+
+# --- with a suite and records that are made up -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Three methods in two partitions. FedAvg's record is of today, FedProx's of other code, and local has none."""
+    suite = Suite(
+        base={"rounds": 1},
+        grid={"partition": ["iid", "classes:2"], "seed": [0, 1]},
+        methods=[{"method": name} for name in ("fedavg", "fedprox", "local")],
+        protections=[Protection(name="none"), Protection(name="DP-SGD", epsilon=8.0, policies={"training": {}})],
+        extra=[Extra(attacks=["loss"])],
+        attacks=[],
+    )
+    codes = {"fedavg": ["old", "today"], "fedprox": ["old", "older"]}
+
+    def cell(setting, code, harness="3:now", status="done"):
+        return CellFigures(
+            key=key_of(setting), partition="iid", seed=0, protection="none", status=status, code=code, harness=harness
+        )
+
+    plain = {name: [s for s in suite.cells() if s.method == name and not s.privacy] for name in codes}
+    kept = {
+        name: MethodRecords(method=name, cells=tuple(map(cell, plain[name], of))) for name, of in codes.items()
+    }  # fmt: skip
+    monkeypatch.setattr(beside_module, "read_suite", lambda path: suite)
+    monkeypatch.setattr(beside_module, "read_records", lambda folder: kept)
+    monkeypatch.setattr(beside_module, "code_of_setting", lambda setting: "code")
+    monkeypatch.setattr(beside_module, "code_digest", lambda code: "today")
+    monkeypatch.setattr(beside_module, "harness", lambda: "3:now")
+    checked = []
+    monkeypatch.setattr(beside_module, "check_suite", checked.append)
+    return SimpleNamespace(suite=suite, kept=kept, checked=checked, cell=cell, plain=plain)
+
+
+def test_one_method_is_run_and_the_others_are_kept(small):
+    found = beside("all", "fedavg", {})
+    assert found.suite == small.suite.model_copy(update={"methods": [{"method": "fedavg"}]})
+    assert (list(found.kept), found.changed, found.other_harness) == (["fedprox"], ("fedprox",), False)
+    assert small.checked == [found.suite]
+    own = beside("all", "my.module:Own", {"E": 2})
+    assert own.suite.methods == [{"method": "my.module:Own", "set": {"E": 2}}]
+    assert list(own.kept) == ["fedavg", "fedprox"]
+    assert beside("all", "local", {}, fresh=True).suite.methods == [{"method": "local"}, {"method": "fedprox"}]
+    assert beside("all", "fedprox", {}, fresh=True).suite.methods == [{"method": "fedprox"}]
+    quick = beside("all", "local", {}, quick=True).suite
+    assert quick.grid == {"partition": ["classes:2"], "seed": [1]}
+    assert (quick.extra, [of.name for of in quick.protections]) == ([], ["none"])
+
+
+def test_only_cells_by_todays_code_are_left_out(small):
+    found = without_kept("all")
+    assert found.left_out == [key_of(small.plain["fedavg"][1])]
+    assert small.checked == [found]
+
+
+def test_which_records_another_harness_made(small):
+    """One of them is enough; a cell that failed does not count, nor does one by another scheme of digests."""
+    (setting, *_) = small.plain["fedavg"]
+
+    def other(*harnesses, status="done"):
+        cells = tuple(small.cell(setting, "today", harness, status) for harness in harnesses)
+        return beside_module._other_harness({"a": MethodRecords(method="a", cells=cells)})
+
+    assert not other("3:now", "2:then")
+    assert other("3:now", "3:then")
+    assert other(None)
+    assert not other("3:then", status="failed")
+    assert not other()

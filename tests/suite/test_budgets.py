@@ -15,7 +15,16 @@ import unequal
 from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.runtime.run_record import read_record
-from fedaudit.suite.budgets import Budget, Outcome, ceilings, check_budget, check_runs, measure, parse_budgets
+from fedaudit.suite.budgets import (
+    Budget,
+    Outcome,
+    ceilings,
+    check_budget,
+    check_runs,
+    measure,
+    parse_budgets,
+    read_budgets,
+)
 from fedaudit.units import bytes_text, parse_bytes
 
 pytest_plugins = ["pytester"]
@@ -431,3 +440,57 @@ max = 0
 def test_a_broken_budget_names_the_field_that_grew_most(fields, said):
     (budget,) = parse_budgets([{"metric": "up", "max": 100}], "budgets.toml")
     assert Outcome(budget, "a run", 150.0, 100.0, False, fields).message().endswith(f"(50.0% over){said}")
+
+
+def test_the_share_that_a_budget_may_grow():
+    found = [Budget(max_growth=text).growth() for text in ("1 %", " 50%", "2.5", "0 %")]
+    assert found == pytest.approx([0.01, 0.5, 0.025, 0.0])
+    for text in ("much", "", None, "1 % more"):
+        with pytest.raises(SettingError, match="write a share such as '1 %'"):
+            Budget(max_growth=text).growth()
+
+
+def test_titles_of_budgets():
+    assert Budget().title() == "traffic"
+    assert Budget(metric="accuracy", method="fedavg").title() == "fedavg accuracy"
+    assert Budget(compress="int8", direction="up", message="Local").title() == "int8 up Local"
+    assert Budget(direction="down", message="Local", field="Local.w").title() == "down Local.w"
+
+
+@pytest.mark.parametrize(
+    ("budget", "value", "shown"),
+    [
+        ({"max": "1 kB"}, 2500.0, "2.50 kB"), ({"max": "1 KiB"}, 2048.0, "2.00 KiB"),
+        ({"metric": "peak_memory", "max": "1 MB"}, 2048.0, "2.00 KiB"),
+        ({"metric": "time", "baseline": "a"}, 1.23456, "1.235 s"),
+        ({"metric": "accuracy", "min": 0.5}, 0.123456, "0.1235"), ({"metric": "epsilon", "max": 8.0}, 2.0, "2"),
+    ],
+)  # fmt: skip
+def test_values_are_shown_in_the_units_of_their_metric(budget, value, shown):
+    assert Outcome(Budget(**budget), "run", value, 1.0, True).show(value) == shown
+
+
+def test_rows_and_messages_of_outcomes():
+    kept = Outcome(Budget(metric="accuracy", min=0.5), "a", 0.6, 0.5, True)
+    assert kept.row() == {"run": "a", "budget": "accuracy", "measured": "0.6", "allowed": "0.5", "kept": "yes"}
+    broken = Outcome(Budget(metric="accuracy", min=0.5), "a", 0.4, 0.5, False)
+    assert broken.row()["kept"] == "no, 20.0% off"
+    assert broken.message() == "a: accuracy is 0.4, the budget 0.5 (20.0% under)."
+    over = Outcome(Budget(metric="epsilon", max=8.0), "b", 10.0, 8.0, False)
+    assert over.message() == "b: epsilon is 10, the budget 8 (25.0% over)."
+    for value, limit in ((float("inf"), 8.0), (3.0, 0.0)):
+        assert Outcome(Budget(metric="epsilon", max=8.0), "b", value, limit, False).off("(", ")") == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("zzz = 1\nbudgte = 2", r"tables \[\[budget\]\]\. Did you mean 'budget'"), ("", r"tables \[\[budget\]\]\.$"),
+        ("budget = []", r"tables \[\[budget\]\]\.$"), ("budget = [3]", "3 is not a budget"),
+        ("[[budget]]\nmax = '1 kB'\n[other]", r"write one or more tables"),
+    ],
+)  # fmt: skip
+def test_files_that_hold_no_budgets(text, said, tmp_path):
+    (tmp_path / "budgets.toml").write_text(text)
+    with pytest.raises(SettingError, match=said):
+        read_budgets(tmp_path / "budgets.toml")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,12 +13,23 @@ import unequal
 
 from fedaudit.attack.attack_run import made
 from fedaudit.errors import NotApplicable, RunError
-from fedaudit.runtime.attack_result import results
+from fedaudit.runtime.attack_result import NotRun, results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
 from fedaudit.suite import forecast as forecast_module
 from fedaudit.suite.cell import Cell
-from fedaudit.suite.forecast import Forecast, Pace, _keys, _seconds, by_row, duration, forecast, total, work_of
+from fedaudit.suite.forecast import (
+    Forecast,
+    Pace,
+    _keys,
+    _seconds,
+    by_row,
+    duration,
+    forecast,
+    novelty_first,
+    total,
+    work_of,
+)
 
 # --- unequal rounds
 
@@ -306,3 +319,199 @@ def test_a_cell_unlike_any_is_tried_out_if_it_is_asked_for(monkeypatch):
     monkeypatch.setattr(forecast_module, "_try_out", fails)
     made = forecast_module._forecast(one, None, Pace(), True)
     assert (made.state, made.bytes, made.seconds, made.note) == ("will fail", None, None, "it failed")
+
+
+# --- work, what it learns from, and the words of a forecast ----------------------------------------------------------
+
+
+def test_the_units_of_a_cells_work():
+    """Half of the clients in each of 6 rounds, on digits: 1438 records of 64 numbers; two attacks by two threats."""
+    private = Setting.make(rounds=6, participation=0.5, privacy={"weights": {"epsilon": 1.0}})
+    asked = {"attacks": ["loss", "entropy"], "threats": ["server", "outsider"]}
+    data = 1438 * 64.0
+    units = {"start": 1.0, "rounds": 3 * data, "attacks": 4 * data, "claims": 3 * data}
+    assert work_of(cell(private, trials=5, **asked), None).units == units
+    untested = {**units, "claims": 0.0}
+    assert work_of(cell(private, trials=0, **asked), None).units == untested
+    assert work_of(cell(private.model_copy(update={"privacy": {}}), trials=5, **asked), None).units == untested
+    audited = SimpleNamespace(rounds=[None] * 6, status="running", audits=["one"])
+    assert work_of(cell(private, trials=5, **asked), audited).units == untested
+    assert (
+        work_of(cell(private, trials=5, **asked), SimpleNamespace(rounds=[], status="running", audits=[])).units
+        == units
+    )
+
+
+@pytest.mark.parametrize(
+    ("facts", "side", "numbers"),
+    [
+        ((100, (3, 8, 5)), None, 100 * 120.0), ((100, (3, 8, 5)), 4, 100 * 48.0), ((7, (9,)), None, 63.0),
+        ((None, (3, 8, 5)), None, 1438 * 64.0), ((100, None), None, 1438 * 64.0), (None, None, 1438 * 64.0),
+    ],
+)  # fmt: skip
+def test_the_numbers_of_a_data_set(facts, side, numbers, monkeypatch):
+    def describe(name):
+        if facts is None:
+            raise RunError(f"no {name}")
+        return SimpleNamespace(train=facts[0], shape=facts[1])
+
+    monkeypatch.setattr(forecast_module, "describe", describe)
+    assert forecast_module._numbers(Setting.make(image_size=side)) == numbers
+
+
+def test_stages_of_an_earlier_audit_are_learnt_from(monkeypatch):
+    """Two rounds of four, with half of the clients: a round is a quarter of the units. All attacks must be there."""
+    noted = []
+    left = SimpleNamespace(measured=lambda *given, before: noted.append((*given, before)))
+    missing_of = {}
+    monkeypatch.setattr(forecast_module, "missing", lambda cell, record: missing_of.get("found", []))
+    monkeypatch.setattr(forecast_module, "audit_seconds", lambda folder, digest: took)
+    took = {"a": 2.0, "b": 5.0}
+    one = cell(
+        Setting.make(rounds=4, participation=0.5), attacks=["loss", "gap"], threats=["server", "peer:1", "peer:2"]
+    )
+    work = SimpleNamespace(kinds=("k",), units={"rounds": 80.0})
+    ran = [
+        SimpleNamespace(wall_s=3.0),
+        SimpleNamespace(wall_s=4.0),
+        NotRun(attack="x", threat="server", ran=False, reason=""),
+    ]
+    record = SimpleNamespace(
+        rounds=[SimpleNamespace(wall_s=1.0), SimpleNamespace(wall_s=8.0)],
+        attacks=ran,
+        status="done",
+        transcript_digest="d",
+    )
+
+    def learnt(**change):
+        noted.clear()
+        forecast_module.learn(left, work, one, SimpleNamespace(**{**vars(record), **change}))
+        return noted
+
+    rounds, claims = (("k",), "rounds", 9.0, 40.0, True), (("k",), "claims", 7.0, 40.0, True)
+    attacks = (("k",), "attacks", 7.0, 6 * 20.0 / 0.5, True)
+    assert learnt() == [rounds, attacks, claims]
+    assert learnt(status="running") == [rounds, claims]
+    assert learnt(attacks=[]) == [rounds, claims]
+    assert learnt(rounds=[]) == []
+    missing_of["found"] = ["one"]
+    took = {}
+    assert learnt() == [rounds]
+
+
+def test_a_report_is_counted_in_starts():
+    assert forecast_module.report_starts(0) == pytest.approx(1.7 / 9.1)
+    assert forecast_module.report_starts(20) == pytest.approx(4.8 / 9.1)
+
+
+def test_cells_that_tell_most_come_first():
+    """By the method's kind, by what but the noise is alike, and by the row: places 4, 3 and 1. Ties stay in order."""
+
+    def work(row, amount, kind):
+        return SimpleNamespace(kinds=("own", row, "length", amount, kind, "method"))
+
+    works = {
+        "a": work("r1", "x", "m"), "b": work("r1", "x", "m"), "c": work("r2", "x", "m"), "d": work("r3", "y", "m"),
+        "e": work("r4", "z", "n"),
+    }  # fmt: skip
+    assert novelty_first(works) == ["a", "e", "d", "c", "b"]
+
+
+def test_the_words_of_a_total():
+    """Jobs are no more than cells; what is done has no part in the time, and a note is counted by its method."""
+
+    def one(state, size, seconds, note="", method="fedavg"):
+        return Forecast(cell(Setting.make(method=method)), state, size, seconds, note)
+
+    assert total([one("done", 0, 0.0)], 1) == "1 cells: 1 done."
+    unknown = total(
+        [one("new", 1000, None, "why"), one("new", 500, None, "why"), one("new", 1, None, "why", "local")], 4
+    )
+    assert unknown.splitlines() == [
+        "3 cells: 3 to do.",
+        "To send: 1.50 kB of payload.",
+        "Time: not known, because nothing like these cells was measured in this folder.",
+        "--measure runs one round of each kind.",
+        "  2 x fedavg: why",
+        "  1 x local: why",
+    ]
+    known = total([one("new", 10, 60.0), one("2 of 5 rounds done", 20, 30.0), one("done", 5, 900.0, "told")], 8)
+    assert known.splitlines() == [
+        "3 cells: 2 to do, 1 done.", "To send: 30 B of payload.", "Time: about 45 s with 8 at a time.",
+        "  1 x fedavg: told",
+    ]  # fmt: skip
+
+
+def test_rows_are_told_apart_by_what_differs():
+    privacy = [{}, {"weights": {"epsilon": 1.0, "sensitivity": "clip:1"}, "flag": 3}]
+    cells = [cell(Setting.make(privacy=p, rounds=r)) for p, r in zip(privacy, (3, 4), strict=True)]
+    found = [Forecast(c, "new", size, seconds) for c, size, seconds in zip(cells, (1, 2), (3.0, None), strict=True)]
+    assert by_row(found) == [
+        ("fedavg rounds=3", "1", "new", "1 B", "3 s"),
+        ("fedavg rounds=4 weights 1.0 clip:1, flag=3", "1", "new", "2 B", "?"),
+    ]
+    assert by_row(found[:1]) == [("fedavg", "1", "new", "1 B", "3 s")]
+
+
+def test_plans_are_of_the_first_the_second_and_the_last_round(monkeypatch):
+    """From the data if they are here: with so many of the clients, at least one. Else from their published size."""
+    setting = Setting.make(rounds=9, clients=10, participation=0.25)
+    world = SimpleNamespace(method="its method", misfit=lambda: "", plan=lambda t, who: (t, who))
+    monkeypatch.setattr(
+        forecast_module, "world_of", lambda text: world if Setting.make(**json.loads(text)) == given else None
+    )
+    monkeypatch.setattr(forecast_module, "available", lambda name, folder: (name, folder) == ("digits", ".data"))
+    for given, who in ((setting, [0, 1]), (setting.model_copy(update={"participation": 0.01}), [0])):
+        method, plans = forecast_module._plans(given)
+        assert (method, plans) == ("its method", [(t, who) for t in (1, 2, 9)])
+    world.misfit = lambda: "it needs images"
+    with pytest.raises(NotApplicable, match=r"^it needs images\.$"):
+        forecast_module._plans(given)
+
+    @dataclass(frozen=True)
+    class Planned:
+        t: int
+        of: str
+
+    monkeypatch.setattr(forecast_module, "make_plan", lambda setting: ("planned", Planned(5, setting.dataset)))
+    away = setting.model_copy(update={"data_dir": "elsewhere", "rounds": 1})
+    assert forecast_module._plans(away) == ("planned", [Planned(1, "digits"), Planned(2, "digits")])
+
+
+def test_one_round_is_tried_out_in_a_folder_of_its_own(monkeypatch):
+    ran = []
+
+    def carry_out(trial):
+        ran.append((trial.setting.rounds, trial.attacks, trial.threats, trial.trials, trial.folder.parent.is_dir()))
+        trial.status, trial.reason = outcome
+
+    monkeypatch.setattr(forecast_module, "carry_out", carry_out)
+    monkeypatch.setattr(forecast_module, "look", lambda trial: record)
+    monkeypatch.setattr(forecast_module, "audit_seconds", lambda folder, digest: {f"{folder.name} {digest}": 1.0})
+    one = cell(Setting.make(rounds=5), attacks=["gap"], threats=["outsider"], trials=4)
+    outcome, record = ("done", None), SimpleNamespace(transcript_digest="d")
+    assert forecast_module._try_out(one) == (record, {"run d": 1.0})
+    assert ran == [(1, ["gap"], ["outsider"], 4, True)]
+    record = None
+    assert forecast_module._try_out(one) == (None, {})
+    outcome = ("failed", "it diverged")
+    with pytest.raises(RunError, match="failed: it diverged"):
+        forecast_module._try_out(one)
+
+
+def test_seconds_of_a_cell_that_has_only_some_attacks_or_claims_left(monkeypatch):
+    """Nothing is measured: None. With all rounds done only missing attacks count, and claims only where untried."""
+    setting = Setting.make(rounds=3, privacy={"weights": {"epsilon": 1.0}})
+    one = cell(setting, attacks=["loss", "entropy"], threats=["server"], trials=9)
+    pace = Pace()
+    assert _seconds(one, None, 3, pace) == (None, "no similar run was measured yet")
+    pace.add_rounds(setting, 20.0, 2)
+    for name, seconds in (("loss", 1.0), ("entropy", 0.5)):
+        pace.attacks[_keys(setting)[0]][name, "server"] = seconds
+    monkeypatch.setattr(forecast_module, "missing", lambda cell, record: [("entropy", "server")])
+    done = SimpleNamespace(audits=["one"])
+    assert _seconds(one, done, 0, pace)[0] == pytest.approx(0.5)
+    assert _seconds(one, SimpleNamespace(audits=[]), 0, pace)[0] == pytest.approx(0.5 + 30)
+    assert _seconds(one, done, 1, pace)[0] == pytest.approx(10 + 1.5 + 30)
+    pace.audits[_keys(setting)[0]] = 2.0
+    assert _seconds(one, None, 3, pace) == (pytest.approx(30 + 1.5 + 6), "time from this cell's own rounds")

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
+from dataclasses import dataclass
+
 import pytest
+from pydantic import ValidationError
 
 from fedaudit import registry
 from fedaudit.errors import SettingError
-from fedaudit.suite.protections import Protection, kinds_of
+from fedaudit.setting import Setting
+from fedaudit.suite import protections
+from fedaudit.suite.protections import Protection, chosen, kinds_of, variants
 from fedaudit.suite.suite_file import read_suite, shipped
 
 BOTH = Protection(
@@ -149,3 +155,67 @@ def test_the_suite_of_all_methods_has_all_methods():
 def test_only_suites_of_this_package_have_names():
     with pytest.raises(SettingError, match="quickstart"):
         shipped("everything")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "taken"),
+    [
+        ("name", "", False), ("name", "a", True), ("epsilon", 0.0, False), ("epsilon", 1e-9, True),
+        ("epsilon", 0.5, True), ("delta", 0.0, False), ("delta", 1e-9, True), ("delta", 0.9, True),
+        ("delta", 1.0, False),
+    ],
+)  # fmt: skip
+def test_what_a_protection_may_be(name, value, taken):
+    try:
+        made = Protection(**{"name": "a", name: value})
+    except ValidationError:
+        made = None
+    assert (made is not None) is taken
+
+
+def test_which_changes_a_row_gets(monkeypatch):
+    """Epsilon and delta of two policies; releases of the row; other settings under DP-SGD; equal changes once."""
+    asked = []
+    monkeypatch.setattr(protections, "kinds_of", lambda setting: asked.append(setting) or frozenset({"logits"}))
+    row = {"method": "mhat", "releases": {"logits": 3, "labels": 4}, "under_dp_sgd": {"rounds": 9}}
+    none = Protection(name="none")
+    weak = Protection(name="weak", epsilon=6.0, policies={"logits": {"clip": 1}})
+    again = Protection(name="again", epsilon=6.0, policies={"logits": {"clip": 1}, "labels": {}})
+    setting = Setting.make()
+    assert variants(row, setting, [none, weak, BOTH, again]) == [
+        {"privacy": {}},
+        {"privacy": {"logits": {"epsilon": 6.0, "clip": 1, "releases": 3}}},
+        {
+            "privacy": {
+                "training": {"epsilon": 4.0, "delta": 2e-4},
+                "logits": {"epsilon": 4.0, "delta": 2e-4, "sensitivity": "clip:2", "releases": 3},
+            },
+            "rounds": 9,
+        },
+    ]
+    assert asked == [setting] * 3, "a protection without policies needs no kinds"
+    assert chosen({"protections": ["both", "none"]}, [none, weak, BOTH]) == [none, BOTH]
+    assert chosen({}, [none, weak]) == [none, weak]
+    for wrong in ("none", ["none", "stranger"]):
+        with pytest.raises(SettingError, match=r"is not a protection of the suite\. Choose from none, weak"):
+            chosen({"protections": wrong}, [none, weak])
+
+
+@pytest.mark.parametrize(("rounds", "planned"), [(0, [1, 2]), (1, [1, 2]), (7, [1, 2, 7])])
+def test_kinds_are_those_of_the_first_the_second_and_the_last_round(rounds, planned, monkeypatch):
+    @dataclass(frozen=True)
+    class Planned:
+        t: int
+
+    asked = []
+
+    def released(method, plans):
+        asked.append((method, [plan.t for plan in plans]))
+        return frozenset({"logits"})
+
+    monkeypatch.setattr("fedaudit.runtime.planned_traffic.make_plan", lambda setting: (setting, Planned(5)))
+    monkeypatch.setattr("fedaudit.runtime.applicability.released_kinds", released)
+    monkeypatch.setattr(protections, "_kinds", inspect.unwrap(protections._kinds))
+    setting = Setting.make(rounds=rounds, seed=4, privacy={"logits": {"epsilon": 1.0}})
+    assert kinds_of(setting) == frozenset({"logits"})
+    assert asked == [(setting.model_copy(update={"seed": 0, "privacy": {}}), planned)]

@@ -118,8 +118,9 @@ class Tried:
         return made
 
     def wait(self, references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        self.waited = True
-        return references[:1], references[1:]
+        assert num_returns == 1
+        first, self.waited = not self.waited, True
+        return ([], references) if first else (references[:1], references[1:])
 
     def get(self, reference: Any) -> tuple[str, str | None]:
         if reference == ("lost",):
@@ -196,6 +197,111 @@ def test_a_cell_waits_until_its_lost_process_has_let_go(tmp_path: Path, monkeypa
     monkeypatch.setattr(ray_cells, "PATIENCE", 0.1)
     with locked(folder), pytest.raises(FedauditError, match="Another process"):
         ray_cells._wait_for(folder)
+
+
+# --- each function alone ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("machines", "gpu", "fits"),
+    [
+        ([(4, 0, True)], 0.0, True), ([(3, 9, True)], 0.0, False), ([(4, 0.5, True)], 0.5, True),
+        ([(9, 0.25, True)], 0.5, False), ([(3, 1, True), (9, 0, True)], 0.5, False), ([(4, 1, False)], 0.0, False),
+        ([(1, 1, True), (4, 1, True)], 1.0, True), ([(None, None, True)], 0.0, False), ([], 0.0, False),
+    ],
+)  # fmt: skip
+def test_one_machine_must_have_all_that_a_cell_needs(machines: list[Any], gpu: float, fits: bool) -> None:
+    def resources(cpus: float | None, gpus: float | None) -> dict[str, float]:
+        return {key: value for key, value in (("CPU", cpus), ("GPU", gpus)) if value is not None}
+
+    nodes = [{"Alive": alive, "Resources": resources(cpus, gpus)} for cpus, gpus, alive in machines]
+    found = ray_cells._no_room(SimpleNamespace(nodes=lambda: nodes), {"num_cpus": 4.0, "num_gpus": gpu})
+    assert (found is None) is fits
+    if found is not None:
+        asked = f"4 processors and {gpu:g} GPU, and" if gpu else "4 processors, and"
+        assert found.startswith(f"it needs {asked} no machine")
+
+
+def test_a_cell_is_carried_out_elsewhere_as_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the folder in which the audit was started, if there is one, and after its lost process."""
+    monkeypatch.chdir(tmp_path)
+    cell = Cell(Path("runs/a"), Setting.make(seed=4), ["loss"], ["outsider"], 6, keep_stale=True)
+    request = json.loads(json.dumps(ray_cells._request(cell)))
+    assert (request["folder"], request["here"]) == (str(tmp_path / "runs" / "a"), str(tmp_path))
+    done: list[Any] = []
+
+    def carry_out(made: Cell) -> None:
+        done.append((made.folder, made.setting, made.attacks, made.threats, made.trials, made.keep_stale, made.trust))
+        done.append(os.getcwd())
+        made.status, made.reason = "refused", "why"
+
+    monkeypatch.setattr(ray_cells, "_wait_for", lambda folder: done.append(("waited", folder)))
+    monkeypatch.setattr(ray_cells, "carry_out", carry_out)
+    (tmp_path / "other").mkdir()
+    os.chdir(tmp_path / "other")
+    assert ray_cells._work(request) == ("refused", "why")
+    folder = tmp_path / "runs" / "a"
+    made = (folder, cell.setting, ["loss"], ["outsider"], 6, True, False)
+    assert done == [("waited", folder), made, str(tmp_path)]
+    done.clear()
+    os.chdir(tmp_path / "other")
+    ray_cells._work({**request, "here": str(tmp_path / "gone"), "trust": True})
+    assert (done[1][-1], done[2]) == (True, str(tmp_path / "other"))
+
+
+def test_a_cluster_is_begun_and_left_unless_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[Any] = []
+
+    class Ray:
+        there = False
+
+        def is_initialized(self) -> bool:
+            return self.there
+
+        def init(self, **how: Any) -> None:
+            said.append({**how, "fork": {name: os.environ.get(name) for name in ray_cells.OUTLIVE}})
+            if how["address"] == "nowhere":
+                raise ConnectionError("refused")
+
+        def shutdown(self) -> None:
+            said.append("shutdown")
+
+    ray = Ray()
+    monkeypatch.setattr(sys, "path", ["/their/code", "", "/their/code", "/lib"])
+    path = os.pathsep.join(["/their/code", "/lib", os.getcwd()])
+    for address, dashboard in ((None, False), ("auto", None)):
+        said.clear()
+        with pytest.raises(ZeroDivisionError), ray_cells._cluster(ray, address):
+            raise ZeroDivisionError
+        how, end = said
+        assert how.pop("fork") == dict(ray_cells.OUTLIVE)
+        assert how == {
+            "address": address, "include_dashboard": dashboard, "log_to_driver": False, "logging_level": "ERROR",
+            "runtime_env": {"env_vars": {"PYTHONPATH": path, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}},
+        }  # fmt: skip
+        assert end == "shutdown"
+    with pytest.raises(FedauditError, match="No Ray cluster answers at 'nowhere'"), ray_cells._cluster(ray, "nowhere"):
+        pass
+    ray.there = True
+    said.clear()
+    with ray_cells._cluster(ray, None):
+        pass
+    assert said == []
+
+
+def test_the_patience_with_a_lost_process_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, tried = [100.0], list[float]()
+
+    def busy(folder: Path) -> Any:
+        tried.append(clock[0])
+        raise RunError("Another process")
+
+    monkeypatch.setattr(ray_cells, "locked", busy)
+    monkeypatch.setattr(ray_cells.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(ray_cells.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + 10 * seconds * 5))
+    with pytest.raises(RunError, match="Another process"):
+        ray_cells._wait_for(Path("a"))
+    assert tried == [100.0 + 10 * i for i in range(8)], "60 seconds, and once more"
 
 
 @pytest.mark.slow

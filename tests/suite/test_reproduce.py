@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -11,10 +12,12 @@ from typer.testing import CliRunner
 
 from fedaudit import registry
 from fedaudit.cli.main import app
-from fedaudit.errors import SettingError
+from fedaudit.errors import RunError, SettingError
 from fedaudit.runtime.planned_traffic import plan_traffic
 from fedaudit.runtime.scores import Utility
+from fedaudit.setting import Setting
 from fedaudit.suite import published, reproduce
+from fedaudit.suite.cell import Cell
 from fedaudit.suite.forecast import Forecast
 from fedaudit.suite.published import Ours, find_table, order, order_verdict, scored, tables, verdict, wanted
 
@@ -310,3 +313,246 @@ def test_unknown_names_are_said_clearly(mine):
     assert "Mine, Table 7" in called().output
     assert "Mine, Table 7" in called("mine").output
     assert "Unknown paper 'yours'" in str(called("yours").exception)
+
+
+# --- plans and rows by hand ------------------------------------------------------------------------------------------
+
+
+def test_which_settings_stand_for_a_cell(mine):
+    """The suite's base and the first values of its grid, then the column, the method's first row, and its own."""
+    table = find_table("Mine", "Table 7")
+    small = wanted(table, "cpu")
+    assert [(cell.column.name, cell.method, cell.published) for cell in small] == [
+        ("even", "fedavg", (90.0, 60.0)),
+        ("even", "constant", (99.0, 1.0)),
+    ]
+    first = small[0].settings
+    assert [(s.seed, s.partition, s.set, s.clients, s.dataset) for s in first] == [
+        (seed, "iid", {"E": 1, "eta": 0.2}, 2, "digits") for seed in (0, 1)
+    ]
+    large = wanted(table, "gpu", seeds=3)
+    assert [(cell.column.name, cell.method) for cell in large] == [
+        ("even", "fedavg"), ("even", "constant"), ("skewed", "fedavg"),
+    ]  # fmt: skip
+    assert [cell.settings[2].set for cell in large] == [{"E": 2, "eta": 0.2}, {}, {"E": 1, "eta": 0.2}]
+    assert (large[2].settings[0].partition, large[2].settings[0].dataset) == ("dirichlet:0.3", "cifar10")
+    assert [len(cell.settings) for cell in large] == [3, 3, 3]
+    assert [cell.method for cell in wanted(table, "gpu", ["SKEW"])] == ["fedavg"]
+    assert [cell.column.name for cell in wanted(table, "gpu", ["skew", "even"])] == ["even", "even", "skewed"]
+    assert [cell.method for cell in wanted(table, "gpu", ["even"], ["constant"])] == ["constant"]
+    assert [column.name for column in table.columns("cpu")] == ["even"]
+    assert (table.rival("constant"), table.name) == ("fedavg", "mine 7")
+    other = table.model_copy(update={"compared": {"constant": "local"}})
+    assert (other.rival("constant"), other.rival("x")) == ("local", "fedavg")
+
+
+def test_rows_of_a_method_are_of_the_columns_models(mine):
+    (mine / "mine.toml").write_text(SUITE.replace("set = { E = 5 }", 'set = { E = 5 }\nmodel = "cnn"'))
+    table = find_table("mine", "7")
+    column = table.column[0].model_copy(update={"models": ["cnn"]})
+    (cell,) = wanted(table.model_copy(update={"column": [column]}), "cpu")
+    assert (cell.settings[0].model, cell.settings[0].set) == ("cnn", {"E": 5})
+
+
+def test_a_plan_has_the_first_seeds_first_and_measures_where_it_must(mine, tmp_path, monkeypatch):
+    asked = []
+
+    def forecast(cells, measure):
+        asked.append(([(c.setting.method, c.setting.seed) for c in cells], measure))
+        return [Forecast(c, "new", 1, 60.0) for c in cells]
+
+    monkeypatch.setattr(reproduce, "forecast", forecast)
+    monkeypatch.setattr(reproduce, "available", lambda name, folder: name == "digits")
+    table = find_table("mine", "7")
+    out = tmp_path / "out"
+    planned = reproduce.plan(table, "gpu", out, seeds_together=True)
+    assert [(p.cell.column.name, p.cell.method, p.run.setting.seed, p.fits) for p in planned] == [
+        ("even", "fedavg", 0, True), ("even", "constant", 0, True), ("skewed", "fedavg", 0, False),
+        ("even", "fedavg", 1, True), ("even", "constant", 1, True), ("skewed", "fedavg", 1, False),
+    ]  # fmt: skip
+    assert planned[2].why_not.startswith("the data set cifar10 is not here")
+    assert (planned[2].forecast.state, planned[2].forecast.bytes, planned[2].forecast.seconds) == (
+        "no data",
+        None,
+        None,
+    )
+    assert {p.run.setting.engine for p in planned} == {"stacked"}
+    assert {(p.run.folder.parent, tuple(p.run.attacks), p.run.trials) for p in planned} == {(out / "runs", (), 0)}
+    pairs = [("fedavg", 0), ("constant", 0), ("fedavg", 1), ("constant", 1)]
+    for how, measured in (({}, False), ({"measure": True}, True), ({"budget": 9}, True), ({"jobs": 2}, False)):
+        asked.clear()
+        reproduce.plan(table, "gpu", out, **how)
+        assert asked == [(pairs, measured)]
+    assert [p.fits for p in reproduce.plan(table, "cpu", out, budget=1.5, jobs=0)] == [True, False, False, False]
+    assert [p.fits for p in reproduce.plan(table, "cpu", out, budget=3.0)] == [True, True, True, False]
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [])
+    with pytest.raises(ValueError, match="zip"):
+        reproduce.plan(table, "cpu", out)
+    with pytest.raises(RunError, match="has no cell to run with these choices"):
+        reproduce.plan(table.model_copy(update={"column": []}), "cpu", out)
+
+
+def test_a_run_that_starts_from_another_is_planned_as_itself(mine, tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
+    start = 'method = "constant"\nstart = { method = "local", rounds = 3 }'
+    (mine / "mine.toml").write_text(SUITE.replace('method = "constant"', start))
+    planned = reproduce.plan(find_table("mine", "7"), "cpu", tmp_path, seeds=1)
+    assert [(p.run.setting.method, p.run.setting.rounds) for p in planned] == [("fedavg", 2), ("constant", 2)]
+
+
+def made(name, method, seed=0, column="even", fits=True, seconds=1.0, size=1, note="", why=""):
+    setting = Setting.make(method=method, seed=seed)
+    run = Cell(Path("out") / name, setting, [], [])
+    of = published.Column(name=column, gpu={}, figures={"fedavg": (50.0, 2.0), "constant": (40.0, -1.0)})
+    cell = published.Wanted(of, method, (setting,))
+    return reproduce.Planned(cell, run, Forecast(run, "new", size, seconds, note), fits, why)
+
+
+def test_only_runs_that_fit_are_carried_out(monkeypatch, tmp_path):
+    asked = []
+
+    def audit(suite, out, watch, jobs, seeds_together):
+        asked.append(([row["seed"] for row in suite.methods], suite.attacks, out, watch, jobs, seeds_together))
+        done = [Cell(Path("out") / name, Setting.make(), [], []) for name in ("a", "b")]
+        done[0].status, done[1].status, done[1].reason = "done", "failed", "it diverged"
+        return done
+
+    monkeypatch.setattr(reproduce, "audit", audit)
+    planned = [made("a", "fedavg", 0), made("b", "fedavg", 1), made("b", "fedavg", 2, fits=False, why="too long")]
+    before = planned[2].run
+    reproduce.carry_out_plan(planned, tmp_path, "watch", 3, True)
+    assert asked == [([0, 1], [], tmp_path, "watch", 3, True)]
+    assert [(one.run.status, one.why_not) for one in planned] == [
+        ("done", ""), ("failed", "it diverged"), ("to do", "too long"),
+    ]  # fmt: skip
+    assert planned[2].run is before
+    reproduce.carry_out_plan(planned[2:], tmp_path)
+    assert len(asked) == 1, "nothing fits"
+
+
+def test_the_forecast_of_a_cell_adds_up_its_seeds():
+    planned = [
+        made("a", "fedavg", 0, seconds=3.0, size=10, note="one"), made("b", "constant", 0, seconds=None, size=5),
+        made("c", "fedavg", 1, seconds=4.0, size=30, note="one", why="two"),
+        made("d", "fedavg", 0, "skewed", size=None),
+    ]  # fmt: skip
+    assert [tuple(vars(row).values()) for row in reproduce.foreseen(planned)] == [
+        ("even", "fedavg", 2, 7.0, 40, "one; two"),
+        ("even", "constant", 1, None, 5, ""),
+        ("skewed", "fedavg", 1, 1.0, None, ""),
+    ]
+
+
+def test_rows_of_a_result_by_hand(mine, monkeypatch):
+    """Two seeds of FedAvg, at 51 and 53 after 5 and 4 rounds; constant has only its second seed; none is skewed."""
+    figures = {"a": (51.0, 5), "b": (53.0, 4), "c": (None, 0), "d": (45.0, 9), "e": None}
+
+    def record(one):
+        found = figures[one.run.folder.name]
+        return None if found is None else SimpleNamespace(rounds=[0] * found[1], value=found[0])
+
+    monkeypatch.setattr(reproduce, "_record", record)
+    monkeypatch.setattr(reproduce, "figure", lambda table, cell, record: record.value)
+    monkeypatch.setattr(
+        reproduce, "differs_text", lambda table, cells: "+".join(c.method for c in cells) if told else ""
+    )
+    table = find_table("mine", "7").model_copy(update={"rounds": 4, "seeds": 2})
+    planned = [
+        made("a", "fedavg", 0), made("b", "fedavg", 1), made("c", "constant", 0, why="not enough"),
+        made("d", "constant", 1), made("e", "fedavg", 0, "skewed", why="no data"),
+    ]  # fmt: skip
+    told = False
+    first, second, third = (tuple(vars(row).values()) for row in reproduce.results(table, "gpu", planned))
+    assert first == ("even", "fedavg", "50.00 ± 2.00", "52.00 ± 1.41 (2 seeds)", "reproduced", "")
+    assert second == (
+        "even", "constant", "40.00", "45.00 (1 seed)", "5.0 above a figure without a spread",
+        "fedavg cannot be told from one seed",
+    )  # fmt: skip
+    assert third == ("skewed", "fedavg", "50.00 ± 2.00", "-", "not run: no data", "")
+    told = True
+    first, *_ = reproduce.results(table, "gpu", planned)
+    assert first.verdict == "within the spread, in another setting"
+    late = table.model_copy(update={"rounds": 5})
+    told = False
+    assert reproduce.results(late, "gpu", planned)[0].verdict == "within the spread, in another setting"
+    small = reproduce.results(table, "cpu", planned)
+    assert [row.verdict for row in small] == [
+        "another data set: only the order is judged", "another data set: only the order is judged", "not run: no data",
+    ]  # fmt: skip
+    figures |= {"c": (40.0, 5)}
+    _, both, _ = reproduce.results(table, "gpu", planned)
+    assert both.order.startswith("fedavg cannot be told, +9.5 [")
+    figures |= {"c": (43.0, 5)}
+    told = True
+    _, both, _ = reproduce.results(table, "gpu", planned)
+    assert both.order == "fedavg order reproduced in another setting: above, +8.0 [+8.0, +8.0]"
+
+
+def test_a_damaged_record_is_told_in_its_row(monkeypatch):
+    def look(cell):
+        raise SettingError("damaged")
+
+    monkeypatch.setattr(reproduce, "look", look)
+    one = made("a", "fedavg")
+    assert (reproduce._record(one), one.why_not) == (None, "damaged")
+
+
+@pytest.mark.parametrize(
+    ("published_as", "values", "rounds", "how", "said"),
+    [
+        ((50.0, 2.0), (51.0, 53.0), 4, {}, "reproduced"),
+        ((50.0, 2.0), (51.0, 53.0), 4, {"seeds": 3}, "within the spread, in another setting"),
+        ((50.0, 2.0), (48.0,), 3, {"seeds": 1}, "within the spread, in another setting"),
+        ((50.0, 2.0), (47.5,), 3, {}, "undecided: 2.5 below after 3 of 4 rounds"),
+        ((50.0, 2.0), (47.5,), 4, {}, "not reproduced: 2.5 below"),
+        ((50.0, 2.0), (55.0,), 3, {"why": "a reason"}, "not reproduced: 5.0 above; a reason"),
+        ((50.0, 2.0), (55.0,), 4, {"differs": "x"}, "outside the spread, in another setting: 5.0 above"),
+        ((50.0, -1.0), (55.0,), 4, {}, "5.0 above a figure without a spread"),
+        ((50.0, -1.0), (49.0,), 4, {}, "1.0 below a figure without a spread"),
+        ((50.0, 0.0), (50.0,), 4, {"seeds": 1}, "reproduced"),
+    ],
+)
+def test_each_verdict_at_its_edges(published_as, values, rounds, how, said):
+    assert verdict(published_as, Ours(values, rounds), **{"rounds": 4, "seeds": 2, **how}) == said
+
+
+def test_the_figure_of_a_run_is_of_the_model_that_the_table_tests(uneven_rounds):
+    """Own: of clients' models, or of the global one where the column says so. Rounds without a score do not count."""
+    assert scored(uneven_rounds, "test", "best") == pytest.approx(80.0)
+    assert scored(uneven_rounds, "test", "last") == pytest.approx(70.0)
+    assert scored(uneven_rounds, "own", "best") == pytest.approx(65.0)
+    assert scored(uneven_rounds, "own", "last") == pytest.approx(55.0)
+    assert scored(uneven_rounds, "own", "best", of_global=True) == pytest.approx(75.0)
+    assert scored([None], "own", "best") is None
+    without = SimpleNamespace(global_=None, clients=SimpleNamespace(local_test=None))
+    assert [scored([without], "own", "last", of_global) for of_global in (True, False)] == [None, None]
+
+
+@pytest.fixture
+def uneven_rounds():
+    def utility(test, own, everywhere):
+        return SimpleNamespace(
+            test_score=lambda: test,
+            clients=SimpleNamespace(local_test=SimpleNamespace(mean=own)),
+            global_=SimpleNamespace(local_test=SimpleNamespace(mean=everywhere)),
+        )
+
+    return [utility(0.6, 0.5, 0.45), utility(0.8, 0.65, 0.75), None, utility(0.7, 0.55, 0.72)]
+
+
+def test_orders_by_hand():
+    assert (order([], []), order([1.0], [2.0])) == ("not run", "cannot be told from one seed")
+    assert order([3.0, 3.5], [1.0, 1.5]) == "above, +2.0 [+2.0, +2.0]"
+    assert order([1.0, 1.5], [3.0, 3.5]) == "below, -2.0 [-2.0, -2.0]"
+    assert order([3.0, 9.0], [1.0, 1.5]).startswith("cannot be told, +4.8 [")
+    assert order([2.0, 2.0], [2.0, 2.0]) == "cannot be told, +0.0 [+0.0, +0.0]"
+    wide = order([10.0, 10.1, 10.2], [1.0, 1.2, 1.4])
+    assert wide == "above, +8.9 [+8.7, +9.1]"
+    assert order([1.0, 1.2, 1.4], [10.0, 10.1, 10.2]) == "below, -8.9 [-9.1, -8.7]"
+    assert order_verdict(5.0, 4.0, wide) == f"order reproduced: {wide}"
+    assert order_verdict(4.0, 5.0, wide, "x") == f"order turned round in another setting: {wide}"
+    assert order_verdict(4.0, 4.0, "below, so") == "order reproduced: below, so"
+    assert (order_verdict(1, 2, "cannot be told, so"), order_verdict(1, 2, "not run")) == (
+        "cannot be told, so",
+        "not run",
+    )

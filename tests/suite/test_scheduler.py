@@ -669,3 +669,461 @@ def test_what_an_audit_does_unless_told():
         "watch": None, "jobs": 1, "engine": None, "force": False, "keep_stale": False, "on": "here",
         "ray_address": None, "report": False, "trust": False, "seeds_together": False,
     }  # fmt: skip
+
+
+# --- each part alone, without a process ------------------------------------------------------------------------------
+
+
+def bare(name, **values):
+    return Cell(Path("out/runs") / name, Setting.make(**values), [], [])
+
+
+def test_a_run_that_others_start_from_comes_first_and_is_attacked_only_if_it_is_listed(tmp_path):
+    start = {"method": "local", "rounds": 2}
+    suite = Suite(base={"clients": 3}, attacks=["loss"], threats=["outsider"], trials=5, trials_on=[1])
+    rows = [{"method": "fedavg", "start": start}, {"method": "fedprox", "start": start}]
+    cells = make_cells(suite.model_copy(update={"methods": rows, "grid": {"seed": [0, 1]}}), tmp_path)
+    assert [(c.setting.method, c.setting.seed, c.attacks, c.trials) for c in cells] == [
+        ("local", 0, [], 0), ("fedavg", 0, ["loss"], 0), ("local", 1, [], 0), ("fedavg", 1, ["loss"], 5),
+        ("fedprox", 0, ["loss"], 0), ("fedprox", 1, ["loss"], 5),
+    ]  # fmt: skip
+    assert {c.folder for c in cells} == {tmp_path / "runs" / folder_name(c.setting) for c in cells}
+    assert {tuple(c.threats) for c in cells} == {("outsider",)}
+    listed = make_cells(suite.model_copy(update={"methods": [rows[0], {"method": "local", "rounds": 2}]}), tmp_path)
+    assert [(c.setting.method, c.attacks) for c in listed] == [("local", ["loss"]), ("fedavg", ["loss"])]
+    assert {c.setting.engine for c in listed} == {"auto"}
+    assert {c.setting.engine for c in make_cells(suite, tmp_path, "serial")} == {"serial"}
+    assert {c.setting.engine for c in make_cells(suite, tmp_path, seeds_together=True)} == {"stacked"}
+
+
+@pytest.fixture
+def stages(monkeypatch, tmp_path):
+    """An audit whose cells are carried out by nobody: what it calls is noted, with three cells of which one is done."""
+    noted = SimpleNamespace(said=[], told=[], ends=["done", "failed"], engine="auto", cells=[], aside=[])
+    done, *rest = (bare(name, seed=i) for i, name in enumerate("abc"))
+    noted.cells = [done, *rest]
+
+    def look(cell):
+        cell.status = "done" if cell is done else cell.status
+        return f"record of {cell.folder.name}"
+
+    def put_aside(cell, out, force, keep_stale):
+        noted.aside.append((cell.folder.name, out, force, keep_stale, cell.keep_stale, cell.trust))
+        if cell is rest[1]:
+            raise RunError("a damaged record")
+
+    def carried_out(name):
+        def run(todo, *given):
+            noted.said.append((name, [cell.folder.name for cell in getattr(todo, "cells", todo)], *given))
+            for cell, status in zip(rest, noted.ends, strict=True):
+                cell.status, cell.reason = status, f"why {cell.folder.name}"
+
+        return run
+
+    class Progress:
+        def __init__(self, cells, watch, left):
+            noted.said.append(("progress", watch, left.jobs, round(left.report, 4)))
+
+        def plan(self, records):
+            noted.said.append(("plan", dict(records)))
+            return [cell for cell in noted.cells if cell.status == "to do"]
+
+        def tell(self, what):
+            noted.told.append(what)
+
+        def end(self):
+            noted.told.append("end")
+
+    @contextlib.contextmanager
+    def shared(settings, jobs):
+        noted.said.append(("shared", [s.seed for s in settings], jobs))
+        yield noted.sharing
+
+    @contextlib.contextmanager
+    def locked(out, what, patience):
+        noted.said.append(("locked", out, what, patience))
+        yield 17
+
+    noted.sharing = None
+    for name, value in (
+        ("make_cells", lambda suite, out, engine, together: noted.cells), ("look", look), ("_put_aside", put_aside),
+        ("save_suite", lambda suite, out: noted.said.append(("saved", out))), ("_Progress", Progress),
+        ("shared_gpu", shared), ("locked", locked), ("_here", carried_out("here")), ("_beside", carried_out("beside")),
+        ("carry_out_on_ray", carried_out("ray")), ("_save", lambda *given: noted.said.append(("note", *given))),
+    ):  # fmt: skip
+        monkeypatch.setattr(auditing, name, value)
+    return noted
+
+
+def test_an_audit_does_all_its_steps_in_order(stages, tmp_path):
+    suite = Suite()
+    found = audit(suite, tmp_path, watch="watch", jobs=2, keep_stale=True, report=True, trust=True)
+    assert found == stages.cells
+    records = {f"out/runs/{name}": f"record of {name}" for name in "ab"}  # that of c is damaged
+    locked, saved, progress, plan, shared, (name, todo, *how), note = stages.said
+    assert locked == ("locked", tmp_path, "audit", 10.0)
+    assert saved == ("saved", tmp_path)
+    assert progress == ("progress", "watch", 2, round((1.7 + 0.155 * 3) / 9.1, 4))
+    assert plan == ("plan", records)
+    assert shared == ("shared", [1, 2], 2)
+    assert (name, todo, how[1:]) == ("beside", ["b", "c"], [2, 17, False])
+    assert note == ("note", tmp_path, stages.cells, None)
+    assert stages.told == ["", "end"]
+    assert stages.aside == [(name, tmp_path, False, True, True, True) for name in "abc"]
+
+
+def test_an_audit_shares_a_gpu_and_takes_no_more_jobs_than_cells(stages, tmp_path):
+    stages.sharing = "two share a GPU"
+    audit(Suite(), tmp_path, jobs=9, force=True)
+    assert ("shared", [1, 2], 2) in stages.said
+    assert stages.said[-1] == ("note", tmp_path, stages.cells, "two share a GPU")
+    assert stages.told == ["", "two share a GPU", "end"]
+    assert stages.said[2] == ("progress", None, 9, 0.0)
+    assert stages.aside[0][2:] == (True, False, False, False)
+
+
+def test_seeds_together_are_as_many_at_a_time_as_the_longest_row(stages, tmp_path):
+    """Three cells that differ in the seed alone are a row."""
+    audit(Suite(), tmp_path, jobs=2, seeds_together=True)
+    assert stages.said[2] == ("progress", None, 6, 0.0)
+    assert stages.said[-2][-1] is True
+
+
+def test_where_the_cells_of_an_audit_run(stages, tmp_path):
+    """On a cluster nobody says when a cell begins; with the engine ray they run here, one after another."""
+    audit(Suite(), tmp_path, on="ray", ray_address="there")
+    assert stages.said[2] == ("progress", None, None, 0.0)
+    name, todo, tell, address = stages.said[4]
+    assert (name, todo, address) == ("ray", ["b", "c"], "there")
+    tell(stages.cells[1], "done")
+    assert stages.told[-1] == "fedavg: done"
+    for refused, words in (({"jobs": 2}, "Leave --jobs 2 out"), ({"seeds_together": True}, "--seeds-together out")):
+        with pytest.raises(FedauditError, match=words):
+            audit(Suite(), tmp_path, on="ray", **refused)
+    stages.said.clear()
+    for cell in stages.cells[1:]:
+        cell.status = "to do"
+    stages.cells[2].setting = stages.cells[2].setting.model_copy(update={"engine": "ray"})
+    audit(Suite(), tmp_path)
+    assert stages.said[4][:2] == ("here", ["b", "c"])
+    with pytest.raises(FedauditError, match="--jobs 2 does not go with the engine ray"):
+        audit(Suite(), tmp_path, jobs=2)
+    with pytest.raises(FedauditError, match="Leave the engine ray out"):
+        audit(Suite(), tmp_path, on="ray")
+
+
+def test_an_audit_without_a_cell_that_is_done_is_an_error(stages, tmp_path):
+    stages.cells.pop(0)
+    stages.ends = ["refused", "failed"]
+    with pytest.raises(RunError, match=r"No cell of the suite succeeded\. out/runs/c: why c"):
+        audit(Suite(), tmp_path)
+    stages.ends = ["refused", "refused"]
+    with pytest.raises(RunError, match=r"out/runs/b: why b"):
+        audit(Suite(), tmp_path)
+    stages.ends = ["refused", "done"]
+    assert audit(Suite(), tmp_path) == stages.cells
+
+
+def test_a_note_of_an_audit(tmp_path):
+    cells = [bare("a"), bare("b", label="Ours")]
+    cells[1].status, cells[1].reason = "failed", "why"
+    rows = [{"folder": "runs/a", "status": "to do", "reason": None}]
+    rows += [{"folder": "runs/b", "status": "failed", "reason": "why", "label": "Ours"}]
+    for cell in cells:
+        cell.folder = tmp_path / "runs" / cell.folder.name
+    auditing._save(tmp_path, cells)
+    assert json.loads((tmp_path / "audit.json").read_text()) == {"cells": rows}
+    auditing._save(tmp_path, cells, "two share")
+    assert json.loads((tmp_path / "audit.json").read_text()) == {"cells": rows, "gpu": "two share"}
+
+
+def test_how_far_an_audit_is(monkeypatch):
+    """Of four cells one is done before and one is refused; the others are at 3 of 4 rounds and at their attacks."""
+    clock, told, noted = [100.0], [], []
+
+    class Left:
+        report = 0.0
+
+        def __getattr__(self, name):
+            return lambda *given: noted.append((name, *given))
+
+        def left(self, now):
+            return 1000 - now
+
+    monkeypatch.setattr(auditing.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(auditing, "work_of", lambda cell, record: f"work of {cell.folder.name} {record}")
+    monkeypatch.setattr(auditing, "learn", lambda left, work, cell, record: noted.append(("learn", work, record)))
+    monkeypatch.setattr(auditing, "novelty_first", lambda works: sorted(works, reverse=True))
+    cells = [bare(name, rounds=4, seed=i) for i, name in enumerate("abcd")]
+    cells[0].status = "done"
+    progress = auditing._Progress(cells, lambda *given: told.append(given), Left())
+    assert progress.plan({"out/runs/a": "A", "out/runs/c": "C", "out/runs/d": None}) == [cells[3], cells[2], cells[1]]
+    assert noted == [
+        ("learn", "work of a A", "A"), ("learn", "work of c C", "C"), ("add", "out/runs/d", "work of d None"),
+        ("add", "out/runs/c", "work of c C"), ("add", "out/runs/b", "work of b None"),
+    ]  # fmt: skip
+    noted.clear()
+    progress.begin(cells[1])
+    clock[0] = 101.0
+    progress.step(cells[1], 3, 4, "round 3")
+    progress.step(cells[2], 4, 4, "attack loss by server")
+    cells[3].status = "refused"
+    clock[0] = 102.0
+    progress.tell("")
+    assert noted == [
+        ("begun", "out/runs/b", 100.0), ("progress", "out/runs/b", "rounds", 0.75, 101.0),
+        ("progress", "out/runs/c", "attacks", 0.0, 101.0), ("finished", "out/runs/d", 102.0, "refused"),
+    ]  # fmt: skip
+    assert told == [
+        (1.75, 4, "1 of 4 cells, fedavg: round 3", 899.0),
+        (2.75, 4, "1 of 4 cells, fedavg: attack loss by server", 899.0),
+        (3.75, 4, "2 of 4 cells", 898.0),
+    ]
+    progress.end()
+    assert (noted[-1], told[-1]) == (("reporting", 102.0), (3.75, 4, "2 of 4 cells", 898.0))
+    Left.report = 2.0
+    progress.end()
+    assert told[-1][2] == "2 of 4 cells, writing the report"
+    progress.tell()
+    assert told[-1][2] == "2 of 4 cells, writing the report", "it is still being done"
+    assert len([of for of in noted if of[0] == "finished"]) == 1
+    progress.watch = None
+    count = len(told)
+    progress.step(cells[1], 0, 0, "round 0")
+    assert noted[-1] == ("progress", "out/runs/b", "rounds", 0.0, 102.0)
+    assert len(told) == count
+
+
+def test_the_share_of_a_cell():
+    progress = auditing._Progress([], None, None)
+    for rounds, done, share in ((4, 3, 0.75), (4, 9, 1.0), (0, 0, 0.0), (0, 1, 1.0)):
+        cell = bare("a", rounds=rounds)
+        assert progress._share(cell) == 0.0
+        progress.rounds = {str(cell.folder): done}
+        assert progress._share(cell) == share
+        progress.rounds = {}
+        cell.status = "failed"
+        assert progress._share(cell) == 1.0
+
+
+def test_cells_wait_for_the_run_from_which_they_take_their_clients():
+    start = {"method": "local", "rounds": 2}
+    second, other = Setting.make(start=start), Setting.make(method="fedprox", seed=3)
+    first = Setting.make(method="local", rounds=2)
+    cells = [Cell(Path("out") / folder_name(s), s, [], []) for s in (second, first, other)]
+    queue = auditing._Queue(cells)
+    assert queue.ready()
+    assert [queue.take(), queue.take()] == [cells[1], cells[2]]
+    assert not queue.ready()
+    cells[1].status = "done"
+    assert queue.ready()
+    assert queue.take() is cells[0]
+    assert not queue.ready()
+    for status in ("failed", "refused"):
+        queue = auditing._Queue(cells[:2])
+        cells[0].status = cells[1].status = "to do"
+        assert queue.ready()
+        assert queue.take() is cells[1]
+        cells[1].status, cells[1].reason = status, "why"
+        assert not queue.ready()
+        assert cells[0].status == "failed"
+        assert cells[0].reason == f"its clients come from {cells[1].folder.name}, which {status}: why"
+    alone = auditing._Queue(cells[:1])
+    assert alone.ready(), "its clients are not of this audit: its run says what is wrong"
+    assert len(cells) == 3
+
+
+def test_rows_are_cells_that_differ_in_the_seed_alone(monkeypatch):
+    monkeypatch.setattr(auditing, "MOST", 3)
+    names = ["a0", "b0", "a1", "a2", "b1", "a3", "a4"]
+    cells = [bare(name, seed=int(name[1]), rounds={"a": 1, "b": 2}[name[0]]) for name in names]
+
+    def shown(rows):
+        return [[cell.folder.name for cell in row] for row in rows]
+
+    assert shown(auditing._rows(cells)) == [["a0", "a1", "a2"], ["b0", "b1"], ["a3", "a4"]]
+    queue = auditing._Queue(cells)
+    assert shown([queue.take_row() for _ in range(3)]) == [["a0", "a1", "a2"], ["b0", "b1"], ["a3", "a4"]]
+    assert queue.cells == []
+
+
+def test_what_a_worker_says_is_heeded():
+    """Progress, an end, then the end of its process: who has not answered has failed, by a signal or an exit code."""
+    told = []
+    progress = SimpleNamespace(step=lambda *given: told.append(given), tell=told.append)
+    cells = [bare(name, seed=i) for i, name in enumerate("abc")]
+    worker = SimpleNamespace(cells=cells, answered=set(), last_words=lambda: " Its last words.")
+    auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress)
+    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why"}, progress)
+    assert told == [(cells[1], 2.0, 5.0, "round 2")]
+    assert (cells[2].status, cells[2].reason, worker.answered) == ("refused", "why", {2})
+    auditing._heed(worker, {"over": -9}, progress)
+    assert [cell.status for cell in cells] == ["failed", "failed", "refused"]
+    assert "ended with signal 9, " in cells[0].reason
+    assert cells[1].reason.endswith("Try fewer --jobs, or leave out --seeds-together. Its last words.")
+    assert (worker.cells, told[1:]) == ([], [""])
+    auditing._heed(worker, {"over": 0}, progress)
+    assert told[1:] == [""], "nobody waits for it any more"
+    worker.cells, worker.answered = [bare("d")], set()
+    lonely = worker.cells[0]
+    auditing._heed(worker, {"over": 1}, progress)
+    assert "ended with exit code 1, " in lonely.reason
+    assert "Try fewer --jobs. " in lonely.reason
+
+
+def test_a_worker_reads_whole_lines_and_keeps_the_rest(tmp_path):
+    reading, writing = os.pipe()
+    worker = object.__new__(auditing._Worker)
+    worker.replies, worker._text = reading, b""
+    os.write(writing, b'{"a": 1}\n{"b"')
+    assert worker.read() == [{"a": 1}]
+    os.write(writing, b": 2}\n")
+    assert worker.read() == [{"b": 2}]
+    os.close(writing)
+    assert worker.read() is None
+    os.close(reading)
+    with (tmp_path / "log").open("w+b") as worker.log:
+        assert worker.last_words() == ""
+        worker.log.write(b"one\nthe last \xff\n\n")
+        assert worker.last_words() == " Its last line of output: the last \ufffd"
+
+
+def test_a_worker_is_asked_for_cells(tmp_path):
+    reading, writing = os.pipe()
+    worker = object.__new__(auditing._Worker)
+    worker.requests, worker.shared, worker.answered = writing, None, {3}
+    cells = [Cell(tmp_path / "a", Setting.make(seed=3), ["loss"], ["outsider"], 7, keep_stale=True), bare("b")]
+    cells[1].trust = True
+    worker.give(cells)
+    assert (worker.cells, worker.answered) == (cells, set())
+    os.close(writing)
+    with os.fdopen(reading) as file:
+        (line,) = file
+    first, second = json.loads(line)["cells"]
+    assert Setting.make(**first.pop("setting")) == cells[0].setting
+    assert first == {
+        "folder": str(tmp_path / "a"), "attacks": ["loss"], "threats": ["outsider"], "trials": 7, "keep_stale": True,
+        "trust": False,
+    }  # fmt: skip
+    assert (second["keep_stale"], second["trust"], second["trials"]) == (False, True, 0)
+
+
+def test_a_worker_that_does_not_end_is_killed():
+    said = []
+
+    def wait(*patience):
+        said.append(("wait", *patience))
+        if patience and stubborn:
+            raise subprocess.TimeoutExpired("worker", *patience)
+
+    pipes = {name: SimpleNamespace(close=lambda name=name: said.append(name)) for name in ("stdin", "stdout")}
+    worker = object.__new__(auditing._Worker)
+    worker.process = SimpleNamespace(wait=wait, kill=lambda: said.append("kill"), **pipes)
+    worker.log = SimpleNamespace(close=lambda: said.append("log"))
+    stubborn = False
+    worker.close()
+    assert said == ["stdin", ("wait", 10.0), "stdout", "log"]
+    stubborn = True
+    said.clear()
+    worker.close()
+    assert said == ["stdin", ("wait", 10.0), "kill", ("wait",), "stdout", "log"]
+
+
+class Acting:
+    """A worker that is no process: it answers what a script says, one list of replies for each time it is asked."""
+
+    script: list = []  # noqa: RUF012 (set by each test)
+    made: list = []  # noqa: RUF012
+
+    def __init__(self, lock, preload):
+        self.lock, self.preload, self.cells, self.answered, self.asked = lock, preload, [], set(), []
+        self.closed, self.hung_up, self.replies = 0, 0, len(self.made)
+        self.process = SimpleNamespace(wait=lambda: -9)
+        self.made.append(self)
+
+    def give(self, cells):
+        self.cells, self.answered = cells, set()
+        self.asked.append([cell.folder.name for cell in cells])
+
+    def read(self):
+        return self.script[self.replies].pop(0)
+
+    def last_words(self):
+        return ""
+
+    def hang_up(self):
+        self.hung_up += 1
+
+    def close(self):
+        self.closed += 1
+
+
+@pytest.fixture
+def acting(monkeypatch):
+    """Processes that only act, and a selector that hears each of them in turn."""
+    monkeypatch.setattr(Acting, "made", [])
+    monkeypatch.setattr(auditing, "_Worker", Acting)
+
+    class Selector:
+        def __init__(self):
+            self.known, self.waits = {}, 0
+
+        def register(self, file, event, worker):
+            self.known[file] = worker
+
+        def unregister(self, file):
+            del self.known[file]
+
+        def select(self, tick):
+            self.waits += 1
+            return [] if self.waits == 1 else [(SimpleNamespace(data=worker), 1) for worker in self.known.values()]
+
+        def close(self):
+            self.known = None
+
+    monkeypatch.setattr(auditing.selectors, "DefaultSelector", Selector)
+    begun, told = [], []
+    progress = SimpleNamespace(
+        begin=lambda cell: begun.append(cell.folder.name),
+        tell=lambda *what: told.append(what),
+        step=lambda cell, *how: told.append((cell.folder.name, *how)),
+    )
+    return SimpleNamespace(progress=progress, begun=begun, told=told)
+
+
+OVER = [{"cell": 0, "status": "done", "reason": None}, {"over": 0}]
+
+
+def test_workers_take_cells_until_there_are_none(acting):
+    """Two at a time. The first serves two cells, the second dies with its own, and a third one takes the last."""
+    cells = [bare(name, seed=i) for i, name in enumerate("abcd")]
+    Acting.script = {
+        0: [[{"cell": 0, "t": 1, "rounds": 2, "what": "x"}], OVER, OVER, OVER], 1: [[], None], 2: [OVER],
+    }  # fmt: skip
+    auditing._beside(list(cells), acting.progress, 2, 17)
+    assert [worker.asked for worker in Acting.made] == [[["a"], ["c"]], [["b"]], [["d"]]]
+    assert [(worker.lock, worker.preload, worker.closed) for worker in Acting.made] == [(17, [], 1)] * 3
+    assert acting.begun == ["a", "b", "c", "d"]
+    assert [cell.status for cell in cells] == ["done", "failed", "done", "done"]
+    assert "signal 9" in cells[1].reason
+    assert acting.told[:2] == [(), ("a", 1, 2, "x")], "what is done is told again while nothing is heard"
+    assert len({worker.shared for worker in Acting.made}) == 1
+
+
+def test_workers_take_rows_and_load_what_privacy_needs(acting):
+    cells = [bare(f"{r}{s}", seed=s, rounds=r, privacy={"weights": {"epsilon": 1.0}} if r == 2 else {})
+             for r in (1, 2) for s in (0, 1)]  # fmt: skip
+    both = [{"cell": 1, "status": "done", "reason": None}, *OVER]
+    Acting.script = {0: [both, both]}
+    auditing._beside(list(cells), acting.progress, 1, 0, seeds_together=True)
+    (worker,) = Acting.made
+    assert worker.asked == [["10", "11"], ["20", "21"]]
+    assert worker.preload == ["opacus"]
+    assert {cell.status for cell in cells} == {"done"}
+
+
+def test_workers_are_hung_up_on_where_the_audit_is_stopped(acting):
+    Acting.script = {0: [], 1: []}
+    with pytest.raises(IndexError):
+        auditing._beside([bare("a"), bare("b", seed=1)], acting.progress, 5, 0)
+    assert [(worker.hung_up, worker.closed) for worker in Acting.made] == [(1, 1), (1, 1)]

@@ -5,11 +5,24 @@ from __future__ import annotations
 import json
 
 import pytest
+from pydantic import ValidationError
 
-from fedaudit.errors import SettingError
-from fedaudit.runtime.folder import folder_name
+from fedaudit import registry
+from fedaudit.errors import FedauditError, SettingError
+from fedaudit.runtime.folder import folder_name, setting_key
+from fedaudit.setting import Setting
+from fedaudit.suite.budgets import Budget
 from fedaudit.suite.scheduler import _save, make_cells
-from fedaudit.suite.suite_file import read_suite, shipped
+from fedaudit.suite.suite_file import (
+    Extra,
+    Suite,
+    _budgets,
+    check_suite,
+    read_suite,
+    save_suite,
+    saved_suite,
+    shipped,
+)
 
 SUITE = """
 attacks = ["loss"]
@@ -120,3 +133,127 @@ def test_what_cannot_be_extended_is_told(text, said, tmp_path):
 def test_two_suites_that_extend_each_other_are_told(tmp_path):
     with pytest.raises(SettingError, match=r"leads back to .*a suite cannot extend itself"):
         extending(tmp_path, 'extends = "below.toml"', below='extends = "above.toml"')
+
+
+# --- each function alone ----------------------------------------------------------------------------------------------
+
+
+def test_the_grid_is_walked_and_equal_points_are_one_cell():
+    """Methods outermost. The second method fixes the rounds, so that its two points of rounds are one cell."""
+    suite = Suite(
+        base={"clients": 3, "rounds": 9, "seed": 8},
+        grid={"rounds": [1, 2], "seed": [0, 5]},
+        methods=[{"method": "local", "attacks": ["loss"]}, {"method": "fedavg", "rounds": 4}],
+    )
+    assert [(cell.method, cell.rounds, cell.seed, cell.clients) for cell in suite.cells()] == [
+        ("local", 1, 0, 3), ("local", 1, 5, 3), ("local", 2, 0, 3), ("local", 2, 5, 3), ("fedavg", 4, 0, 3),
+        ("fedavg", 4, 5, 3),
+    ]  # fmt: skip
+    (plain,) = Suite(base={"rounds": 2}).cells()
+    assert (plain.method, plain.rounds) == ("fedavg", 2)
+
+
+def test_cells_that_have_a_kept_record_are_left_out():
+    suite = Suite(grid={"seed": [0, 1, 2]})
+    keys = [setting_key(cell)[:12] for cell in suite.cells()]
+    assert len(set(keys)) == 3
+    left = suite.model_copy(update={"left_out": [keys[1], "another"]})
+    assert [cell.seed for cell in left.cells()] == [0, 2]
+    with pytest.raises(SettingError, match="has a kept record by today's code"):
+        suite.model_copy(update={"left_out": keys}).cells()
+    with pytest.raises(SettingError, match=r"a list in \[grid\] is empty"):
+        Suite(grid={"seed": []}).cells()
+
+
+def test_trials_are_of_the_named_seeds():
+    assert [Suite(trials=trials).trials for trials in (0, 1)] == [0, 1]
+    with pytest.raises(ValidationError, match="greater than or equal to 0"):
+        Suite(trials=-1)
+    suite = Suite(grid={"seed": [0, 1]}, trials=7)
+    assert [suite.tries(cell) for cell in suite.cells()] == [7, 7]
+    assert [suite.model_copy(update={"trials_on": [1]}).tries(cell) for cell in suite.cells()] == [0, 7]
+    assert [suite.model_copy(update={"trials_on": []}).tries(cell) for cell in suite.cells()] == [0, 0]
+
+
+def test_which_attacks_are_wanted():
+    """Of the suite, then of the cell's row, also as it is under DP-SGD, then of tables [[extra]]; each once."""
+    rows = [
+        {"method": "fedavg", "rounds": 2, "attacks": ["rmia", "loss"], "under_dp_sgd": {"rounds": 3}},
+        {"method": "fedavg", "rounds": 5, "attacks": ["lira"]},
+        {"method": "local"},
+    ]
+    extra = [
+        Extra(attacks=["entropy"], on={"seed": [1, 2], "rounds": [2, 3]}), Extra(attacks=["shadow", "loss"]),
+    ]  # fmt: skip
+    suite = Suite(methods=rows, attacks=["loss"], extra=extra)
+
+    def wanted(**values):
+        return suite.wanted(Setting.make(**values))
+
+    assert wanted(rounds=2) == ["loss", "rmia", "shadow"]
+    assert wanted(rounds=3, seed=2) == ["loss", "rmia", "entropy", "shadow"]
+    assert wanted(rounds=5, seed=1) == ["loss", "lira", "shadow"]
+    assert wanted(method="local", rounds=2) == ["loss", "shadow"]
+    assert suite.wanted() == ["loss"]
+    assert "loss" in Suite().wanted()
+    assert len(Suite().wanted()) > 10, "all there are"
+    assert Suite(attacks=[]).wanted() == []
+
+
+def test_a_saved_suite_is_read_again_without_files_that_are_not_there(tmp_path):
+    """Budgets against a baseline are left out, as the baseline is not in the folder."""
+    budgets = [Budget(max="1 kB"), Budget(baseline="main.json", max_growth="1 %"), Budget(metric="accuracy", min=0.5)]
+    suite = Suite(base={"rounds": 1}, attacks=["loss"], trials=3, threats=["outsider"], budgets=budgets)
+    save_suite(suite, tmp_path)
+    assert (tmp_path / "suite.json").read_text() == json.dumps(suite.model_dump(), indent=1)
+    found = saved_suite(tmp_path)
+    assert found == suite.model_copy(update={"budgets": [budgets[0], budgets[2]]})
+    with pytest.raises(SettingError, match="there is no such folder"):
+        saved_suite(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SettingError, match="from before suites were kept"):
+        saved_suite(tmp_path / "empty")
+    save_suite(suite.model_copy(update={"base": {"method": "stranger_of_all.module:Method"}}), tmp_path)
+    with registry.read_from(tmp_path), pytest.raises(SettingError, match=r"suite\.json: .* names code outside"):
+        saved_suite(tmp_path)
+
+
+def test_baselines_lie_beside_the_file_that_names_them(tmp_path):
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner" / "limits.toml").write_text('[[budget]]\nbaseline = "a.json"\nmax_growth = "1 %"\n')
+    (of_file,) = _budgets("inner/limits.toml", tmp_path / "suite.toml")
+    assert of_file.baseline == str(tmp_path / "inner" / "a.json")
+    one = {"baseline": "b.json", "max_growth": "1 %"}
+    for given in (one, [one]):
+        (inline,) = _budgets(given, tmp_path / "suite.toml")
+        assert inline.baseline == str(tmp_path / "b.json")
+    first, second = _budgets([{"max": "2 kB"}, one], tmp_path / "suite.toml")
+    assert (first.baseline, first.max, second.max_growth) == (None, "2 kB", "1 %")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"base": {"roundz": 1}}, r"'roundz' in \[base\]\. Did you mean 'rounds'"),
+        ({"grid": {"sead": [1]}}, r"'sead' in \[grid\]\. Did you mean 'seed'"),
+        ({"methods": [{"metod": "local"}]}, r"'metod' in \[\[methods\]\]\. Did you mean 'method'"),
+        ({"base": {"attacks": ["loss"]}}, r"'attacks' in \[base\]"),
+        ({"extra": [Extra(attacks=[], on={"sead": [1]})]}, r"'sead' in \[\[extra\]\]"),
+        ({"base": {"method": "fedvag"}}, "Unknown method 'fedvag'"),
+        ({"base": {"dataset": "digitz"}}, "digitz"),
+        ({"base": {"privacy": {"logitz": {"epsilon": 1.0}}}}, "logitz"),
+        ({"trials_on": [0, 4, 3]}, r"trials_on = \[0, 4, 3\]: no cell has the seed 3\."),
+        ({"methods": [{"attacks": "loss"}]}, "is not a list"),
+        ({"attacks": ["loss", {"attack": "loss"}]}, "The attack 'loss' is listed twice"),
+        ({"threats": ["nobody"]}, "nobody"),
+        ({"threats": ["server", "outsider", "server"]}, "The threat 'server' is listed twice"),
+        ({"budgets": [Budget(method="local", max="1 kB")]}, "about the method 'local', which no cell has"),
+        ({"budgets": [Budget(dataset="mnist", max="1 kB")]}, "about the dataset 'mnist', which no cell has"),
+    ],
+)
+def test_each_thing_that_is_wrong_with_a_suite(change, said):
+    usual = {"attacks": ["loss"], "threats": ["server", "outsider"], "trials_on": [0]}
+    right = {"budgets": [Budget(method="fedavg", max="1 kB"), Budget(dataset="digits", max="1 kB"), Budget(max="1 kB")]}
+    check_suite(Suite(**usual, **right, extra=[Extra(attacks=[], on={"seed": [1]})], methods=[{"attacks": []}]))
+    with pytest.raises(FedauditError, match=said):
+        check_suite(Suite(**{**usual, **change}))
