@@ -217,3 +217,27 @@ def test_only_cosine_searches_go_side_by_side_where_models_stack(form, stacks, c
     monkeypatch.setattr(gradient_match, "stacks_on", lambda device: stacks)
     attack = GradientMatch(form=form).model_copy(update={"together": 7})
     assert attack.at_once(SimpleNamespace(device="any")) == count
+
+
+def test_labels_are_read_off_the_last_bias():
+    """Two layers have one; the last without any tells nothing."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 3), nn.Linear(3, 3, bias=False))
+    update = {"0.bias": torch.tensor([-1.0, 1.0]), "2.bias": torch.tensor([0.5, 0.25, -0.75])}
+    steps = gradient_match.Steps([torch.arange(1)], 0.1)
+    assert gradient_match.inferred(model, update, steps, 1, torch.zeros(0, 1)).tolist() == [2]
+
+
+def test_a_unit_that_hardly_moved_holds_no_record():
+    """Its share is a billionth of the largest, or less: what is left of it is rounding."""
+    weight, bias = torch.tensor([[0.5], [1e-13]]).double(), torch.tensor([1.0, 1e-12]).double()
+    found = between(weight, bias)
+    assert found.shape == (1, 1)
+    assert found.item() == pytest.approx(0.5)
+
+
+def test_a_label_too_many_is_taken_from_a_class_that_can_spare_it():
+    """Counts are 2.47, 1.87 and 0.87 for two records: 2, 1 and 0 are one too many, and class 1 has its only one."""
+    model, steps = nn.Sequential(nn.Linear(1, 3)), gradient_match.Steps([torch.arange(1)], 1.0)
+    update = {"0.bias": torch.tensor([-0.9, -0.6, -0.1])}
+    found = gradient_match.inferred(model, update, steps, 2, torch.zeros(0, 1))
+    assert sorted(found.tolist()) == [0, 1]

@@ -11,8 +11,15 @@ import torch
 from scenes import Entry, scene
 from torch import nn
 
-from fedaudit.attacks.inversion import _invert, class_inversion, decoder, paired_logits, prototype_inversion
-from fedaudit.attacks.inversion._invert import Inverter, Inverting, learn, model_at
+from fedaudit.attacks.inversion import (
+    _invert,
+    class_inversion,
+    decoder,
+    feature_match,
+    paired_logits,
+    prototype_inversion,
+)
+from fedaudit.attacks.inversion._invert import Inverter, Inverting, learn, model_at, per_record
 from fedaudit.attacks.inversion.class_inversion import ClassInversion
 from fedaudit.attacks.inversion.decoder import DecoderAttack
 from fedaudit.attacks.inversion.feature_match import FeatureMatch
@@ -283,6 +290,68 @@ def test_sizes_of_classes_from_the_noise_by_numpy(monkeypatch):
         assert from_noise(found, {0}) is None
     smallest["value"] = 1.0
     assert from_noise(found, {0}) is not None
+
+
+def test_rows_that_belong_to_records_are_told_from_others():
+    own, public = (
+        Entry("up", 0, t, unit=unit, e=("embeddings", t), z=("logits", t)) for t, unit in ((1, "record"), (2, "client"))
+    )
+    again = Entry("up", 0, 3, unit="record", e=("embeddings", 3))
+    assert per_record(scene(own, public, again), "embeddings") == [(own, "e"), (again, "e")]
+
+
+@pytest.mark.parametrize("release", ["auto", "logits", "prototypes"])
+def test_a_release_is_matched_that_comes_with_its_model(release, monkeypatch):
+    """The last of the first kind that is of records or classes, and whose model was seen."""
+    logits = [Entry("up", 0, t, unit="record", z=("logits", drawn(2, 3))) for t in (1, 2)]
+    public = Entry("up", 0, 4, unit="client", z=("logits", drawn(2, 3)))
+    means = Entry("up", 0, 3, unit="client", p=("prototypes", {2: torch.ones(4)}))
+    models = {1: "model 1", 2: "model 2", 3: "model 3", 4: "model 4", 5: None}
+    unknown = Entry("up", 0, 5, unit="record", z=("logits", drawn(2, 3)))
+    monkeypatch.setattr(feature_match, "model_at", lambda scene, entry: models[entry.round])
+    attack = FeatureMatch(release=release)
+    found = attack._found(scene(*logits, means, public, unknown))
+    own = (logits[1], "z", "model 2", "logits")
+    assert found == (own if release == "logits" else (means, "p", "model 3", "prototypes"))
+    assert attack.cannot(scene(*logits, means)) is None
+    kinds = "embeddings or prototypes or logits" if release == "auto" else release
+    why = attack.cannot(scene(public, unknown))
+    assert f"sees no {kinds} of client 0 by record or class together with the model" in why
+
+
+@pytest.mark.parametrize("by_label", [True, False])
+def test_images_are_searched_for_the_first_rows_or_classes(by_label, monkeypatch):
+    """Two at most. Classes are told as labels, rows by their numbers."""
+    rows, asked = drawn(3, 4), {}
+    table = {5: rows[0], 1: rows[1], 3: rows[2]}
+    public = Protection(mechanism="gaussian", sigma=1.0)
+    entry = Entry("up", 0, 1, protection=public, e=("prototypes", table if by_label else rows))
+    monkeypatch.setattr(FeatureMatch, "_found", lambda self, of: (entry, "e", "model", "prototypes"))
+    monkeypatch.setattr(FeatureMatch, "_loss", lambda self, *of: of)
+    monkeypatch.setattr(feature_match, "starts", lambda *of: of)
+    monkeypatch.setattr(
+        feature_match, "descend", lambda *of, **more: (asked.update(of=of, more=more), (drawn(2, 1), None))[1]
+    )
+    seen = scene(classes=6, rng=lambda purpose: f"rng of {purpose}", tell="tell")
+    found = FeatureMatch(most=2, steps=7, lr=0.4, restarts=3, batch=9).run(seen)
+    assert torch.equal(found.images, drawn(2, 1))
+    if by_label:
+        assert (found.labels.tolist(), found.rows) == ([5, 1], None)
+    else:
+        assert (found.rows.tolist(), found.labels) == ([0, 1], None)
+    (kind, model, targets, protection), begin = asked["of"]
+    assert (kind, model, protection, begin) == ("prototypes", "model", public, (seen, 2, "rng of feature_match"))
+    assert torch.equal(targets, rows[:2])
+    assert asked["more"] == {"steps": 7, "lr": 0.4, "restarts": 3, "batch": 9, "tell": "tell"}
+
+
+def test_of_classes_that_say_nothing_all_are_alike():
+    """A mean that is 0 is of no record: no class is held. One that is not 0 is held alone."""
+    empty = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.zeros(4)}))
+    found = prototype_property.PrototypeProperty().run(scene(empty))
+    assert (found.shares.tolist(), found.source) == (pytest.approx([1 / 3] * 3), "classes")
+    one = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.ones(4), 2: torch.zeros(4)}))
+    assert prototype_property.PrototypeProperty().run(scene(one)).shares.tolist() == [0, 1, 0]
 
 
 # --- images of each class from a model --------------------------------------------------------------------------------
