@@ -586,6 +586,8 @@ def test_a_name_tells_every_replay_from_every_other(monkeypatch):
     assert len(first) == 32
     same = [name(), name(setting(seed=9)), name(setting(workers=3)), name(pool=(pool[0].clone(), pool[1].clone()))]
     assert set(same) == {first}
+    training = [name(setting(set=dict(of))) for of in ((("E", 2), ("B", 8)), (("B", 8), ("E", 2)))]
+    assert training[0] == training[1] != first, "the order of keys says nothing"
     others = [
         name(setting(rounds=7)), name(made_world(archs=["1", "2"])), name(made_world(method="another")),
         name(messages=[Message(1)]), name(messages=[Message(1), Message(3)]),

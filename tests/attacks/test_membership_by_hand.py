@@ -22,6 +22,7 @@ from fedaudit.attacks.membership import (
     update_alignment,
 )
 from fedaudit.attacks.membership.chosen_queries import ChosenQueries
+from fedaudit.attacks.membership.embedding_match import EmbeddingMatch
 from fedaudit.attacks.membership.lira import gaussians, log_density
 from fedaudit.attacks.membership.logit_gap import LogitGap
 from fedaudit.attacks.membership.nearest_synthetic import NearestSynthetic
@@ -245,6 +246,23 @@ def test_the_question_is_the_last_that_brought_images_and_was_answered_by_output
     gone = sent(2, 0, dropped=True, x=images)
     assert chosen_queries._question(scene(first, gone, third, late, *answers)) == (first, "x", 2)
     assert chosen_queries._question(scene(late, third, *answers)) is None
+
+
+def test_what_chosen_queries_and_matched_rows_need(monkeypatch):
+    """What every attack of their kind needs comes first."""
+    passive, active = scene(target=2), scene(target=2)
+    active.view.threat.name = "active-server"
+    assert ChosenQueries().cannot(passive).startswith("not attacked by this: it takes a server that sends")
+    for question, words in ((None, "no message asks client 2 for outputs on images that it brings"), ("one", None)):
+        monkeypatch.setattr(chosen_queries, "_question", lambda scene, question=question: question)
+        why = ChosenQueries().cannot(active)
+        assert why is None if words is None else why.endswith(words)
+    rows = scene(Entry("up", 2, 1, e=("embeddings", None)), target=2)
+    for encoders, words in (([], "sees no encoder of client 2 of a round with embeddings"), (["one"], None)):
+        monkeypatch.setattr(EmbeddingMatch, "_encoders", lambda self, scene, encoders=encoders: encoders)
+        why = EmbeddingMatch().cannot(rows)
+        assert why is None if words is None else why.endswith(words)
+        assert EmbeddingMatch().cannot(passive).endswith("sees no embeddings of client 2")
 
 
 def reply_of(**fields):
