@@ -241,3 +241,11 @@ def test_a_label_too_many_is_taken_from_a_class_that_can_spare_it():
     update = {"0.bias": torch.tensor([-0.9, -0.6, -0.1])}
     found = gradient_match.inferred(model, update, steps, 2, torch.zeros(0, 1))
     assert sorted(found.tolist()) == [0, 1]
+
+
+def test_an_update_of_many_steps_is_as_long_as_all_of_them():
+    """Two steps of 0.25: gradients are twice the update, and the counts 3 (1/3 - g) = 2.5, 1, -0.5: labels 0, 0, 1."""
+    model, steps = nn.Sequential(nn.Linear(1, 3)), gradient_match.Steps([torch.arange(1)] * 2, 0.25)
+    update = {"0.bias": torch.tensor([-0.25, 0.0, 0.25])}
+    found = gradient_match.inferred(model, update, steps, 3, torch.zeros(0, 1))
+    assert sorted(found.tolist()) == [0, 0, 1]

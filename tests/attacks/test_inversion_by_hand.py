@@ -241,7 +241,14 @@ def test_an_image_of_each_class_from_what_shadows_sent(monkeypatch):
     A = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 0.25, 0.0, 0.0]], dtype=torch.float64)
     p = torch.tensor([[0.1, 0.2], [0.3, 0.0], [-0.1, 0.4]], dtype=torch.float64)
     x = p @ A
-    monkeypatch.setattr(prototype_inversion, "learned", lambda pairs: A if len(pairs) == 1 else None)
+
+    def learned(pairs):
+        ((vectors, images),) = pairs
+        assert torch.equal(vectors, p - p.mean(0))
+        assert torch.equal(images, x - x.mean(0))
+        return A
+
+    monkeypatch.setattr(prototype_inversion, "learned", learned)
     pairs = {0: (p, x), 1: (p[:1], x[:1]), 2: (torch.zeros(3, 5), x)}
     monkeypatch.setattr(PrototypeInversion, "_pairs", lambda self, scene, shadows, c: pairs[c])
     target = SimpleNamespace(of={2: torch.zeros(2), 0: torch.tensor([0.5, -0.5]), 1: torch.zeros(2)})

@@ -58,6 +58,13 @@ def test_inverters_in_a_stack_learn_what_they_learn_alone():
     assert not torch.allclose(stacked[0].model.linear[0].weight, stacked[1].model.linear[0].weight)
 
 
+def test_a_stack_of_one_inverter_is_a_stack():
+    job = inverting(0, steps=0)
+    before = {name: t.clone() for name, t in job.model.state_dict().items()}
+    assert job.together([]) == [None]
+    assert all(torch.equal(t, before[name]) for name, t in job.model.state_dict().items())
+
+
 def test_only_inverters_that_are_alike_are_a_stack(stacks):
     first = inverting(0)
     assert first.like(inverting(1))
