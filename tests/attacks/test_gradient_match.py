@@ -249,3 +249,55 @@ def test_an_update_of_many_steps_is_as_long_as_all_of_them():
     update = {"0.bias": torch.tensor([-0.25, 0.0, 0.25])}
     found = gradient_match.inferred(model, update, steps, 3, torch.zeros(0, 1))
     assert sorted(found.tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("form", ["cosine", "dlg", "idlg", "closed"])
+def test_images_of_the_first_updates_by_each_form(form, monkeypatch):
+    """Two of three updates; ten records, of which three are searched. The closed form is cut to the range."""
+    did, told = [], []
+    seen = SimpleNamespace(
+        rng=lambda purpose: f"rng of {purpose}", shape=(1, 1, 2), auxiliary=("x", "y"), tell="tell", classes=4
+    )
+    put = monkeypatch.setattr
+    put(GradientMatch, "_updates", lambda self, scene: [("m1", "u1"), ("m2", "u2"), ("m3", "u3")])
+    put(GradientMatch, "_steps", lambda self, *of: ("steps", *of[1:]))
+    put(GradientMatch, "_search", lambda self, *of: told.append(of[1:]) or {"iterations": 100, "restarts": 2})
+    put(gradient_match, "records_of", lambda scene: 10)
+    put(gradient_match, "first_linear", lambda model, pixels: f"first of {model}, {pixels}")
+    put(gradient_match, "inferred", lambda *of: ("labels", *of))
+    put(gradient_match, "starts", lambda scene, n, rng: ("starts", n, rng))
+    put(gradient_match, "trial", lambda iterations: iterations // 20)
+
+    def made(kind):
+        def search(*of, **how):
+            did.append((kind, of, how))
+            rows = torch.tensor([[3.0, -0.5]])
+            return rows if kind == "closed" else rows[:, None, None]
+
+        return search
+
+    for name in ("closed_form", "match_cosine", "match_lbfgs"):
+        put(gradient_match, name, made(name.split("_")[0] if name == "closed_form" else name.split("_")[1]))
+    attack = GradientMatch(form=form, uploads=2, most=3, tv=0.5, lr=0.25, together=6)
+    images = attack.run(seen).images
+    assert images.shape == (2, 1, 1, 2)
+    assert images[0].flatten().tolist() == ([1, -0.5] if form == "closed" else [3, -0.5])
+    rng, how = "rng of gradient_match", {"iterations": 100, "restarts": 2, "tell": "tell"}
+    for i, (kind, of, options) in enumerate(did, 1):
+        steps = ("steps", 10, rng)
+        labels = ("labels", f"m{i}", f"u{i}", steps, 3, "x")
+        begin = ("starts", 3, rng)
+        if form == "closed":
+            assert (kind, of, options) == ("closed", (f"u{i}", f"first of m{i}, 2", 3), {})
+        elif form == "cosine":
+            assert (kind, of) == ("cosine", (f"m{i}", f"u{i}", steps, labels, begin))
+            assert options == how | {"tv": 0.5, "lr": 0.25, "together": 6, "trial": 5}
+        else:
+            known = labels if form == "idlg" else None
+            assert (kind, of, options) == ("lbfgs", (f"m{i}", f"u{i}", steps, known, 4, begin, rng), how)
+    assert len(did) == 2
+    assert told == ([] if form == "closed" else [(f"m{i}", 10, ("steps", 10, rng)) for i in (1, 2)])
+    did.clear()
+    GradientMatch(form=form, records=2).run(seen)
+    counts = {"closed": lambda of: of[2], "cosine": lambda of: of[4][1]}.get(form, lambda of: of[5][1])
+    assert [counts(of) for _, of, _ in did] == [2], "one update, and two records that are said"

@@ -26,6 +26,7 @@ from fedaudit.attacks.inversion.feature_match import FeatureMatch
 from fedaudit.attacks.inversion.gradient_match import closed_form, first_linear
 from fedaudit.attacks.inversion.paired_logits import PairedLogits
 from fedaudit.attacks.inversion.prototype_inversion import PrototypeInversion
+from fedaudit.attacks.inversion.synthetic_leak import SyntheticLeak
 from fedaudit.attacks.property import prototype_property
 from fedaudit.attacks.property.prototype_property import from_noise
 from fedaudit.attacks.shared._means import ShadowMeans
@@ -359,6 +360,21 @@ def test_of_classes_that_say_nothing_all_are_alike():
     assert (found.shares.tolist(), found.source) == (pytest.approx([1 / 3] * 3), "classes")
     one = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.ones(4), 2: torch.zeros(4)}))
     assert prototype_property.PrototypeProperty().run(scene(one)).shares.tolist() == [0, 1, 0]
+
+
+def test_synthetic_images_of_the_last_upload_are_the_claim():
+    """Three at most of five, in their order."""
+    first, x = torch.zeros(9, 1, 2, 2), drawn(5, 1, 2, 2).float()
+    tables = {0: first}, {1: x[:2], 2: x[2:]}
+    uploads = [Entry("up", 0, t, s=("synthetic_images", table)) for t, table in enumerate(tables, 1)]
+    seen = scene(*uploads, rng=lambda purpose: torch.Generator().manual_seed(len(purpose)))
+    kept = torch.randperm(5, generator=torch.Generator().manual_seed(len("synthetic_leak")))[:3].sort().values
+    assert torch.equal(SyntheticLeak(most=3).run(seen).images, x[kept])
+    assert torch.equal(SyntheticLeak(most=5).run(seen).images, x)
+    assert SyntheticLeak().cannot(seen) is None
+    assert SyntheticLeak().cannot(scene()).endswith("sees no synthetic_images of client 0")
+    empty = scene(Entry("up", 0, 1, s=("synthetic_images", {0: torch.zeros(2)})))
+    assert SyntheticLeak().cannot(empty) == "client 0 uploaded no synthetic image"
 
 
 # --- images of each class from a model --------------------------------------------------------------------------------

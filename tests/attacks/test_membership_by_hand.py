@@ -19,6 +19,7 @@ from fedaudit.attacks.membership import (
     logit_gap,
     modified_entropy,
     prototype_membership,
+    shadow,
     update_alignment,
 )
 from fedaudit.attacks.membership.chosen_queries import ChosenQueries
@@ -31,7 +32,7 @@ from fedaudit.attacks.membership.shadow import ShadowModels
 from fedaudit.attacks.membership.update_alignment import UpdateAlignment
 from fedaudit.attacks.shared import _means, _models
 from fedaudit.attacks.shared._means import MeansAttack, ShadowMeans
-from fedaudit.attacks.shared._models import ModelAttack, ShadowAttack, draw
+from fedaudit.attacks.shared._models import ModelAttack, ShadowAttack, Shadows, draw
 from fedaudit.errors import ThreatError
 from fedaudit.wire.release import Protection
 
@@ -511,3 +512,38 @@ def test_a_class_with_few_shadows_on_one_side_is_learned_with_the_others(monkeyp
     scores = attack.learn(X, labels, inside, np.zeros((5, 2)), asked_y, 3, 0)
     assert made == [((10, 2), 5, 5), ((23, 5), 14, 9)]
     assert scores.tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_shadows_classifier_sees_the_answers_of_all_rounds(rounds, monkeypatch):
+    """Two candidates and three auxiliary records, two shadows. The last round alone stands beside them, if there are
+    others."""
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    y, learned = torch.tensor([0, 1, 1, 0, 1]), []
+    made = [
+        (drawn(5, 2, seed=t), Shadows(drawn(2, 5, 2, seed=t + 10), member, y, 2, (f"note {t}", "all")))
+        for t in range(rounds)
+    ]
+    monkeypatch.setattr(ShadowModels, "attacked_rounds", lambda self, scene, online: made if not online else None)
+    monkeypatch.setattr(shadow, "features", lambda z: z.numpy() * 2)
+
+    def learn(self, *of):
+        learned.append(of)
+        return np.array([float(len(learned)), 0.5])
+
+    monkeypatch.setattr(ShadowModels, "learn", learn)
+    here = scene(y=y[:2], rng=lambda purpose: torch.Generator().manual_seed(len(purpose)))
+    found = ShadowModels().run(here)
+    assert found.notes == ("all", "note 0", "note 1")[: rounds + 1]
+    assert found.scores.tolist() == [rounds, 0.5], "all rounds together come last"
+    assert found.last is None if rounds == 1 else found.last.tolist() == [1, 0.5]
+    assert len(learned) == rounds
+    X, labels, inside, asked, asked_y, classes, seed = learned[-1]
+    answers = [of_round.logits[:, 2:].numpy() * 2 for _, of_round in made]
+    np.testing.assert_array_equal(X, np.concatenate([a.reshape(6, 2) for a in answers], 1))
+    np.testing.assert_array_equal(asked, np.concatenate([z[:2].numpy() * 2 for z, _ in made], 1))
+    assert labels.tolist() == [1, 0, 1] * 2
+    assert inside.tolist() == [True, False, True, False, True, True]
+    assert (asked_y.tolist(), classes) == ([0, 1], 3)
+    assert seed == int(torch.randint(2147483647, (), generator=torch.Generator().manual_seed(len("classifier"))))
+    assert learned[0][0].shape == (6, 2), "the last round alone"
