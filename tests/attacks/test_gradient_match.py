@@ -301,3 +301,77 @@ def test_images_of_the_first_updates_by_each_form(form, monkeypatch):
     GradientMatch(form=form, records=2).run(seen)
     counts = {"closed": lambda of: of[2], "cosine": lambda of: of[4][1]}.get(form, lambda of: of[5][1])
     assert [counts(of) for _, of, _ in did] == [2], "one update, and two records that are said"
+
+
+@pytest.mark.parametrize(("iterations", "options", "shares"), [
+    (200, {"restarts": 2}, [0, 0.25, 1, 1.25]), (30, {}, [0]), (50, {}, [0]), (51, {}, [0, 50 / 51]),
+])  # fmt: skip
+def test_a_search_by_lbfgs_looks_at_its_loss_every_fifty_steps(iterations, options, shares, monkeypatch):
+    """An optimiser that stays where it is: over at the second look. A start that is nearer wins."""
+    made, told, begun = [], [], []
+
+    class Stays:
+        def __init__(self, free, **how):
+            made.append((len(free), how))
+
+        def step(self, closure):
+            assert closure() > 0
+
+    monkeypatch.setattr(gradient_match.torch.optim, "LBFGS", Stays)
+    model, rng = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.Generator().manual_seed(0)
+    update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    steps = gradient_match.Steps([torch.arange(1)], 0.1)
+
+    def begin(r):
+        begun.append(r)
+        return torch.full((1, 1, 2, 2), 0.9 - r)
+
+    for labels in (torch.tensor([1]), None):
+        told.clear()
+        found = gradient_match.match_lbfgs(
+            model,
+            update,
+            steps,
+            labels,
+            3,
+            begin,
+            rng,
+            iterations=iterations,
+            tell=lambda *of: told.append(of),
+            **options,
+        )
+        assert found.shape == (1, 1, 2, 2)
+        assert found.flatten().tolist() in ([pytest.approx(0.9)] * 4, [pytest.approx(-0.1)] * 4)
+    of = options.get("restarts", 1)
+    assert [share for share, *_ in told] == pytest.approx(shares)
+    assert {whole for _, whole, _ in told} == {of}
+    assert told[0][2] == f"restart 1 of {of}, step 0 of {iterations}"
+    assert begun == list(range(of)) * 2
+    assert [free for free, _ in made] == [1] * of + [2] * of, "guesses of labels are free too"
+    assert all(how == {
+        "max_iter": min(50, iterations), "history_size": 50, "line_search_fn": "strong_wolfe",
+        "tolerance_change": 1e-16, "tolerance_grad": 1e-14,
+    } for _, how in made)  # fmt: skip
+
+
+def test_an_update_of_one_weight_of_many_is_an_update(monkeypatch):
+    before, after = nn.Linear(2, 2), nn.Linear(2, 2)
+    after.load_state_dict(before.state_dict())
+    with torch.no_grad():
+        after.weight[1, 0] += 1
+    monkeypatch.setattr(gradient_match, "uploaded", lambda scene, k: {1: ("a", after)})
+    monkeypatch.setattr(gradient_match, "received", lambda scene, entry: before)
+    ((model, update),) = GradientMatch()._updates(SimpleNamespace(target=0))
+    assert model is before
+    assert update["weight"].tolist() == [[0, 0], [pytest.approx(-1), 0]]
+
+
+@pytest.mark.parametrize(("n", "sizes", "eta"), [(8, [3, 5] * 2, 0.5), (9, [8], 0.5 * 2 * 3)])
+def test_the_clients_steps_are_simulated_or_taken_as_one(n, sizes, eta, monkeypatch):
+    """Two epochs in batches of 3 (the last of an epoch is larger); above eight records one step as long as all."""
+    public = {"epochs": 2.0, "size": 3.0, "eta": 0.5}
+    monkeypatch.setattr(GradientMatch, "_public", lambda self, scene: public)
+    monkeypatch.setattr(gradient_match, "batches", lambda n, size, rng: [torch.arange(size), torch.arange(size, n)])
+    found = GradientMatch(most=8)._steps(SimpleNamespace(device="cpu"), n, torch.Generator())
+    assert [len(index) for index in found.plan] == sizes
+    assert found.eta == pytest.approx(eta)

@@ -360,6 +360,38 @@ def test_of_classes_that_say_nothing_all_are_alike():
     assert (found.shares.tolist(), found.source) == (pytest.approx([1 / 3] * 3), "classes")
     one = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.ones(4), 2: torch.zeros(4)}))
     assert prototype_property.PrototypeProperty().run(scene(one)).shares.tolist() == [0, 1, 0]
+    assert prototype_property.is_own(torch.tensor([0.0, 2.0]), [torch.tensor([1.0, 2.0]), torch.tensor([0.0])])
+    assert not prototype_property.is_own(torch.tensor([0.0, 2.0]), [torch.ones(2), torch.tensor([0.0, 2.0])])
+
+
+def test_a_decoder_learns_from_protected_rows_of_several_rounds(monkeypatch):
+    """The last two of three releases with a model, side by side, and labels if they travel with them."""
+    rows, labels, asked = [drawn(3, 2, seed=t) for t in range(4)], torch.tensor([2, 0, 1]), {}
+    entries = [Entry("up", 0, t, unit="record", e=("embeddings", rows[t])) for t in range(4)]
+    named = Entry("up", 0, 4, unit="record", y=("labels", labels))
+    models = {t: SimpleNamespace(encode=lambda x, t=t: x.flatten(1)[:, :2] * t) for t in (0, 1, 3)}
+    monkeypatch.setattr(decoder, "model_at", lambda scene, entry: models.get(entry.round))
+    monkeypatch.setattr(decoder, "same_noise", lambda e, how, rng: e + 1)
+    monkeypatch.setattr(
+        decoder, "learn", lambda draw, *of, **more: asked.update(draw=draw, of=of, more=more) or (lambda e: e)
+    )
+    x, y = drawn(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
+    seen = scene(*entries, named, auxiliary=(x, y), rng=lambda purpose: f"rng of {purpose}", tell="tell")
+    found = DecoderAttack(releases=3, labels=True, steps=9, batch=5, width=3, lr=0.5).run(seen)
+    hot = np.eye(3)[[2, 0, 1]]
+    np.testing.assert_allclose(found.images.numpy(), np.concatenate([rows[1], rows[3], hot], 1))
+    assert found.rows.tolist() == [0, 1, 2]
+    assert asked["of"] == (5, seen.shape)
+    assert asked["more"] == {
+        "steps": 9, "batch": 5, "width": 3, "lr": 0.5, "rng": "rng of decoder", "tell": "tell",
+    }  # fmt: skip
+    inputs, images = asked["draw"](torch.tensor([3, 1]))
+    flat = x[[3, 1]].flatten(1)[:, :2].numpy()
+    np.testing.assert_allclose(inputs.numpy(), np.concatenate([flat + 1, 3 * flat + 1, np.eye(3)[[0, 1]]], 1))
+    assert torch.equal(images, x[[3, 1]])
+    bare = DecoderAttack(releases=1, labels=False, mix=0.0).run(seen).images
+    assert torch.equal(bare, rows[3])
+    assert asked["draw"](torch.tensor([3]))[0].shape == (1, 2)
 
 
 def test_synthetic_images_of_the_last_upload_are_the_claim():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,15 +16,21 @@ from torch import nn
 
 from fedaudit.attacks.membership import (
     chosen_queries,
+    embedding_match,
     entropy,
+    gradient_cosine,
+    gradient_norm,
     logit_gap,
     modified_entropy,
     prototype_membership,
+    rmia,
     shadow,
     update_alignment,
 )
 from fedaudit.attacks.membership.chosen_queries import ChosenQueries
 from fedaudit.attacks.membership.embedding_match import EmbeddingMatch
+from fedaudit.attacks.membership.gradient_cosine import GradientCosine
+from fedaudit.attacks.membership.gradient_norm import GradientNorm
 from fedaudit.attacks.membership.lira import gaussians, log_density
 from fedaudit.attacks.membership.logit_gap import LogitGap
 from fedaudit.attacks.membership.nearest_synthetic import NearestSynthetic
@@ -264,6 +271,126 @@ def test_what_chosen_queries_and_matched_rows_need(monkeypatch):
         why = EmbeddingMatch().cannot(rows)
         assert why is None if words is None else why.endswith(words)
         assert EmbeddingMatch().cannot(passive).endswith("sees no embeddings of client 2")
+
+
+def test_gradients_are_of_whole_models_and_of_models_that_moved(monkeypatch):
+    parts = scene(Entry("up", 0, 1, w=("weights", None)))
+    for whole, words in (((), "uploads parts of its model, which have no gradient by themselves"), (("one",), None)):
+        monkeypatch.setattr(gradient_norm, "whole_uploads", lambda scene, whole=whole: iter(whole))
+        why = GradientNorm().cannot(parts)
+        assert why is None if words is None else why.endswith(words)
+        assert GradientNorm().cannot(scene()).endswith("sees no weights of client 0")
+    for moves, words in (([], "of client 0 got and the one that it sent back"), (["one"], None)):
+        monkeypatch.setattr(GradientCosine, "_moves", lambda self, scene, moves=moves: moves)
+        why = GradientCosine().cannot(scene())
+        assert why is None if words is None else why.endswith("client 0 got and the one that it sent back")
+
+
+def test_scores_of_gradients_are_over_rounds_oldest_first(monkeypatch):
+    """Small gradients speak for a member: minus the logarithm of the norm, of which a 0 has one too."""
+    norms = {"new": torch.tensor([1.0, 2.0]), "old": torch.tensor([4.0, 0.0])}
+    monkeypatch.setattr(gradient_norm, "whole_uploads", lambda scene: iter([(0, 0, "new"), (0, 0, "old")]))
+    monkeypatch.setattr(gradient_norm, "gradient_norms", lambda model, x, y: norms[model])
+    found = GradientNorm().run(scene())
+    assert found.last.tolist() == pytest.approx([0, -math.log(2)])
+    assert found.scores.tolist() == pytest.approx([-math.log(4) / 2, (-math.log(2) - math.log(1e-30)) / 2])
+
+
+def test_what_training_took_away_from_the_model_that_was_sent(monkeypatch):
+    """Rounds 1 and 3 moved; in round 2 nothing did; round 4 has no start, round 5 no end, round 6 another size."""
+    start = {t: torch.tensor([1.0 * t, 2.0]) for t in (1, 2, 3, 5, 6)}
+    end = {1: torch.tensor([0.5, 2.0]), 2: start[2], 3: torch.tensor([3.0, 1.0]), 4: start[1], 6: torch.zeros(3)}
+    monkeypatch.setattr(gradient_cosine, "uploads", lambda scene, k: {t: (t, "w") for t in (3, 1, 2, 4, 5, 6)})
+    monkeypatch.setattr(gradient_cosine, "received", lambda scene, entry: start.get(entry))
+    monkeypatch.setattr(gradient_cosine, "trained", lambda scene, entry, name: end.get(entry))
+    monkeypatch.setattr(gradient_cosine, "flat", lambda model: model)
+    found = GradientCosine()._moves(scene())
+    assert [(begun.tolist(), change.tolist()) for begun, change in found] == [([1, 2], [0.5, 0]), ([3, 2], [0, 1])]
+    monkeypatch.setattr(gradient_cosine, "cosines", lambda model, x, y, change: change * 10 + model[0])
+    assert GradientCosine().run(scene()).last.tolist() == [3, 13]
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_rows_are_matched_by_distance_or_under_noise_by_likelihood(sigma, monkeypatch):
+    release = SimpleNamespace(sigma=sigma)
+    monkeypatch.setattr(EmbeddingMatch, "_encoders", lambda self, scene: [(1, "e"), (2, "e")])
+    monkeypatch.setattr(EmbeddingMatch, "_release", lambda self, scene, t, name: release if t == 2 else SimpleNamespace(
+        sigma=9.0))  # fmt: skip
+    monkeypatch.setattr(EmbeddingMatch, "_matching", lambda self, y, last: "match" if last is release else None)
+    monkeypatch.setattr(
+        EmbeddingMatch, "_distance", lambda self, releases, match: torch.tensor([4.0, float(len(releases))])
+    )
+    monkeypatch.setattr(embedding_match, "log_ratio", lambda releases, match: torch.tensor([7.0, float(len(releases))]))
+    found = EmbeddingMatch().run(scene()).scores.tolist()
+    assert found == ([7, 2] if sigma else [-2, pytest.approx(-math.sqrt(2))])
+
+
+def test_which_classifier_learns_from_the_shadows(monkeypatch):
+    """Its library is slow to import, and stands aside."""
+    made = {
+        "sklearn": {},
+        "sklearn.ensemble": {"RandomForestClassifier": lambda **how: how},
+        "sklearn.linear_model": {"LogisticRegression": lambda **how: ("logistic", how)},
+        "sklearn.pipeline": {"make_pipeline": lambda *steps: steps},
+        "sklearn.preprocessing": {"StandardScaler": lambda: "scaler"},
+    }
+    for name, parts in made.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+    forest = {"n_estimators": 100, "min_samples_leaf": 5, "random_state": 7, "n_jobs": 1}
+    assert ShadowModels()._made(7) == forest
+    assert ShadowModels(classifier="logistic")._made(7) == ("scaler", ("logistic", {"max_iter": 1000}))
+
+
+@pytest.mark.parametrize(("gamma", "a", "grid"), [
+    (None, None, ((1.0, 1.5, 2.0, 4.0), (0.0, 0.3, 0.6, 1.0))), (3.0, None, ((3.0,), (0.0, 0.3, 0.6, 1.0))),
+    (None, 0.2, ((1.0, 1.5, 2.0, 4.0), (0.2,))), (3.0, 0.2, None),
+])  # fmt: skip
+def test_constants_of_rmia_are_tuned_unless_both_are_given(gamma, a, grid, monkeypatch):
+    """On the answers to auxiliary records: the probability of the true class."""
+    z, y = drawn(2, 5, 3), torch.tensor([0, 1, 2, 2, 1])
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    asked = []
+    monkeypatch.setattr(rmia, "tuned", lambda *of: asked.append(of) or (8.0, 9.0))
+    found = rmia.RMIA(gamma=gamma, a=a)._constants(Shadows(z, member, y, 2, ()))
+    if grid is None:
+        assert (found, asked) == ((3.0, 0.2), [])
+        return
+    assert found == (8.0, 9.0)
+    ((p, inside, *tried),) = asked
+    assert tuple(tried) == grid
+    exp = np.exp(z.numpy())
+    np.testing.assert_allclose(p.numpy(), (exp / exp.sum(2, keepdims=True))[:, [2, 3, 4], [2, 2, 1]])
+    assert torch.equal(inside, member[:, 2:])
+
+
+def test_of_one_round_rmia_tells_no_last(monkeypatch):
+    """The score of a candidate is over the auxiliary records that a shadow left out: the last was left out by none."""
+    z, y = drawn(2, 5, 3), torch.tensor([0, 1, 2, 2, 1])
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    target = drawn(5, 3, seed=3)
+    shadows = Shadows(z, member, y, 2, ("note",))
+    monkeypatch.setattr(rmia.RMIA, "attacked_rounds", lambda self, scene, online: [(target, shadows)])
+    found = rmia.RMIA(gamma=1.5, a=0.25).run(scene())
+    assert (found.last, found.notes) == (None, ("note",))
+
+    def true_p(logits):
+        exp = np.exp(logits.numpy())
+        return exp[np.arange(5), y.numpy()] / exp.sum(1)
+
+    of = np.stack([true_p(row) for row in z])
+    out = np.array([of[:, i][~member[:, i].numpy()].mean() for i in range(4)])
+    ratio = true_p(target)[:4] / ((1.25 * out + 0.75) / 2)
+    share = [np.mean([r >= 1.5 * w for w in ratio[2:]]) for r in ratio[:2]]
+    wanted = [s + r / (1 + r) / 4 for s, r in zip(share, ratio[:2], strict=True)]
+    assert found.scores.tolist() == pytest.approx(wanted)
+
+
+def test_two_shadows_of_one_candidate_have_a_variance():
+    """(1 - 2)^2 + (3 - 2)^2 over 2 - 1; the third shadow is not chosen."""
+    phi, chosen = torch.tensor([[1.0], [3.0], [50.0]]).double(), torch.tensor([[True], [True], [False]])
+    for each in (True, False):
+        mean, variance = gaussians(phi, chosen, each)
+        assert (mean.item(), variance.item()) == (2, 2)
 
 
 def reply_of(**fields):
