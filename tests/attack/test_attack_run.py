@@ -455,7 +455,8 @@ def test_under_an_active_server_those_run_that_send_or_see_nothing(kind, monkeyp
 
 
 @pytest.mark.parametrize(
-    ("heard", "clients", "every"), [((0, 2), [0, 2], "all"), ((4,), [0, 2], "none"), ((0,), [0, 2], None)]
+    ("heard", "clients", "every"),
+    [((0, 2), [0, 2], "all"), ((4,), [0, 2], "none"), ((0,), [0], "all"), ((0,), [0, 2], None)],
 )
 def test_who_took_part_is_told_only_if_somebody_did_not(heard, clients, every, monkeypatch, tmp_path):
     room = Room(monkeypatch, tmp_path, heard)
