@@ -222,3 +222,13 @@ def test_a_release_that_speaks_of_classes():
     assert not speaks({0: one}, "synthetic_images", here)
     for value in ({0: one, 3: one}, {"0": one}, {0: one, 1: [1.0]}, {0: one, 1: torch.ones(2, 2)}, {-1: one}):
         assert not speaks(value, "logits", here)
+
+
+def test_the_best_release_is_the_claim_and_without_one_it_says_so():
+    seen = scene(counts(1, [6.0, 2.0, 0.0]))
+    found = LabelHistogram().run(seen)
+    assert (found.shares.tolist(), found.source) == ([0.75, 0.25, 0.0], "label_counts")
+    assert LabelHistogram().cannot(seen) is None
+    assert (
+        LabelHistogram().cannot(scene(target=2)).endswith("sees nothing of client 2 that this could read labels from")
+    )

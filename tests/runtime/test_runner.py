@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -815,3 +815,55 @@ def test_an_error_of_a_device_is_explained_and_any_other_stays(now, shown, monke
     with pytest.raises(KeyError), runner._explaining(run):
         raise KeyError("other")
     assert len(logged) == 1
+
+
+@pytest.mark.parametrize(("device", "waited"), [("cpu", []), ("cuda:1", [torch.device("cuda", 1)])])
+def test_a_round_that_is_asked_for_is_the_next_and_is_waited_for(device, waited, tiny, tmp_path, monkeypatch):
+    """Two rounds are over; the third is carried out, and its row returned."""
+    did, calls, at = [], [], torch.device(device)
+    by_hand = runner.RoundByRound(tiny(rounds=3), tmp_path)
+    rows = ["round 1", "round 2"]
+    by_hand._run = SimpleNamespace(
+        record=SimpleNamespace(rounds=rows), world=SimpleNamespace(device=at),
+        store=SimpleNamespace(settle=lambda: did.append("settled")),
+    )  # fmt: skip
+    monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext(did.append("explaining")))
+    monkeypatch.setattr(runner, "compute", lambda world: nullcontext(did.append("compute")))
+    monkeypatch.setattr(runner, "_one_round", lambda run, t: rows.append(f"round {t}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", calls.append)
+    assert by_hand.round() == "round 3"
+    assert calls == waited
+    by_hand.settle()
+    assert did == ["explaining", "compute", "settled"]
+    assert by_hand.record.rounds is rows
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rounds_one_by_one_are_opened_and_closed_in_order(fails, tiny, tmp_path, monkeypatch):
+    did = []
+
+    @contextmanager
+    def locked(folder):
+        did.append(("locked", folder))
+        yield
+        did.append("unlocked")
+
+    state = SimpleNamespace(world="world", transcript=SimpleNamespace(close=lambda: did.append("transcript")))
+    monkeypatch.setattr(runner, "locked", locked)
+    monkeypatch.setattr(runner, "RunState", lambda *of: did.append(of[1:]) or state)
+    monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext())
+    monkeypatch.setattr(runner, "compute", lambda world: nullcontext())
+    monkeypatch.setattr(runner, "check_records", lambda run: did.append("checked"))
+    monkeypatch.setattr(runner, "open_run", lambda run: did.append("opened") or (1 / 0 if fails else None))
+    monkeypatch.setattr(runner, "_close", lambda run: did.append("closed"))
+    begun = [("locked", tmp_path), (tmp_path, False, runner.unwatched, None, False), "checked", "opened"]
+    if fails:
+        with pytest.raises(ZeroDivisionError), runner.RoundByRound(tiny(), tmp_path):
+            pass
+        assert did[:5] == [*begun, "closed"]
+        assert "transcript" not in did
+    else:
+        with runner.RoundByRound(tiny(), tmp_path) as opened:
+            assert opened._run is state
+            assert did == begun
+        assert did == [*begun, "transcript", "closed", "unlocked"]

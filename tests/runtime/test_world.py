@@ -451,7 +451,13 @@ def test_a_model_takes_a_state_or_a_copy_of_it():
 
 @pytest.mark.parametrize(
     ("named", "by_method", "archs", "found"),
-    [("big", "m", "ab", "big"), (None, "m", "ab", "m"), (None, None, "aa", "a"), (None, None, "ab", None)],
+    [
+        ("big", "m", "ab", "big"),
+        (None, "m", "ab", "m"),
+        (None, None, "aa", "a"),
+        (None, None, "a", "a"),
+        (None, None, "ab", None),
+    ],
 )
 def test_the_servers_architecture_is_named_or_that_of_all(named, by_method, archs, found):
     method = SimpleNamespace(server_arch=lambda model: f"{by_method} for {model}" if by_method else None)
