@@ -375,3 +375,26 @@ def test_the_clients_steps_are_simulated_or_taken_as_one(n, sizes, eta, monkeypa
     found = GradientMatch(most=8)._steps(SimpleNamespace(device="cpu"), n, torch.Generator())
     assert [len(index) for index in found.plan] == sizes
     assert found.eta == pytest.approx(eta)
+
+
+def test_a_search_that_finds_no_number_gives_grey(monkeypatch):
+    monkeypatch.setattr(
+        gradient_match.torch.optim, "LBFGS", lambda *of, **how: SimpleNamespace(step=lambda closure: None)
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    steps, nowhere = gradient_match.Steps([torch.arange(1)], 0.1), torch.full((1, 1, 2, 2), torch.nan)
+    found = gradient_match.match_lbfgs(
+        model, update, steps, torch.tensor([1]), 3, lambda r: nowhere, torch.Generator(), iterations=50
+    )
+    assert found.tolist() == torch.zeros(1, 1, 2, 2).tolist()
+
+
+def test_records_a_little_beyond_the_range_are_images():
+    """By a hundredth at most: that is rounding."""
+    assert between(torch.tensor([[1.005], [0.5]]) * torch.tensor([[2.0], [1.0]]), torch.tensor([2.0, 1.0])).shape == (
+        1,
+        1,
+    )
+    found = between(torch.tensor([[1.5 + 1.008], [1.5]]), torch.tensor([2.0, 1.0]))
+    assert found.flatten().tolist() == pytest.approx([1.008], abs=1e-5)

@@ -14,6 +14,8 @@ import torch
 from scenes import Entry, scene
 from torch import nn
 
+from fedaudit.attacks.baselines.blind_nearest import BlindNearest
+from fedaudit.attacks.baselines.blind_prior import BlindPrior
 from fedaudit.attacks.membership import (
     chosen_queries,
     embedding_match,
@@ -391,6 +393,52 @@ def test_two_shadows_of_one_candidate_have_a_variance():
     for each in (True, False):
         mean, variance = gaussians(phi, chosen, each)
         assert (mean.item(), variance.item()) == (2, 2)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_updates_from_one_broadcast_have_one_gradient(alike, monkeypatch):
+    """Clients that began apart have one each. A client whose start was not seen is left out."""
+    starts = {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([1.0, 2.0]), 3: torch.tensor([1.0, 2.0 if alike else 3.0])}
+    ends = {k: torch.tensor([0.5 * k, 1.0]) for k in (0, 1, 2, 3)}
+    asked = []
+
+    def cosines(model, x, y, changes):
+        asked.append((model.tolist(), changes.tolist()))
+        return changes[:, :1] * 10
+
+    monkeypatch.setattr(update_alignment, "received", lambda scene, entry: starts.get(entry))
+    monkeypatch.setattr(update_alignment, "flat", lambda model: model)
+    monkeypatch.setattr(update_alignment, "cosines", cosines)
+    monkeypatch.setattr(update_alignment, "FEWEST", 2)
+    shown = {k: (k, end) for k, end in ends.items()}
+    found = UpdateAlignment()._cosines(scene(), shown)
+    assert found.tolist() == [[10], [5], [-5]]
+    changes = [(starts[k] - ends[k]).tolist() for k in (0, 1, 3)]
+    if alike:
+        assert asked == [([1, 2], changes)]
+    else:
+        assert asked == [(starts[k].tolist(), [change]) for k, change in zip((0, 1, 3), changes, strict=True)]
+    shown.pop(3)
+    assert UpdateAlignment()._cosines(scene(), shown) is None, "two are too few"
+    assert UpdateAlignment()._cosines(scene(target=2), {k: (k, end) for k, end in ends.items()}) is None
+
+
+def test_the_attacked_model_is_the_last_that_was_uploaded_or_the_published(monkeypatch):
+    seen = scene(published=lambda: "published")
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter([("entry", "w", "last"), ("entry", "w", "first")]))
+    assert _models.target_model(seen) == "last"
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter(()))
+    assert _models.target_model(seen) == "published"
+
+
+def test_blind_baselines_see_nothing_but_the_candidates():
+    """Near to an auxiliary record speaks for a member; and the labels are groups."""
+    x, held = torch.tensor([[0.0], [4.0]]), (torch.tensor([[1.0], [9.0]]), torch.tensor([0, 1]))
+    seen = scene(x=x, y=torch.tensor([2, 1]), auxiliary=held)
+    assert BlindNearest().run(seen).scores.tolist() == [-1, -3]
+    assert BlindNearest().cannot(seen) is None
+    assert BlindNearest().cannot(scene()) == "there is no auxiliary set: set aux above 0"
+    assert BlindPrior().run(seen).groups.tolist() == [2, 1]
 
 
 def reply_of(**fields):

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit import run
-from fedaudit.methods.distillation import fedkd, fke, fml
+from fedaudit.methods.distillation import fedkd, fke, fml, mhat
 from fedaudit.methods.prototypes import fedktl
 from fedaudit.methods.prototypes._transfer import mmd, simplex
 from fedaudit.training.fit import Live
@@ -303,3 +303,17 @@ def test_fedktls_traffic_by_hand(monkeypatch):
 )
 def test_a_share_of_fkes_clients_collaborates(pi, K, members):
     assert [k for k in range(K) if fke.FKE(pi=pi).collaborates(k, K)] == members
+
+
+@pytest.mark.parametrize(("public", "labelled", "rows"), [(0, True, 5), (3, True, 3), (9, False, 5)])
+def test_mhats_traffic_by_hand(public, labelled, rows):
+    """Three are asked, two answer, four are told. Sizes are numbers here."""
+    plan = SimpleNamespace(
+        public=public, labelled=labelled, classes=7, asked=lambda ask: [0] * (3 + ask), replied=lambda ask: [0, 2],
+        tensor=lambda *sizes: math.prod(sizes) * 4, rows=lambda n: n * 100,
+    )  # fmt: skip
+    assert mhat.MHAT(B=5).traffic(plan) == {
+        ("down", "Auxiliary.x_p"): rows * 100 * 3, ("down", "Auxiliary.y_p"): rows * 4 * 3 if labelled else 0,
+        ("up", "LocalOutputs.f"): rows * 7 * 4 * 2, ("up", "LocalOutputs.N"): mhat.NUMBER * 2,
+        ("down", "GlobalOutputs.f"): rows * 7 * 4 * 4,
+    }  # fmt: skip

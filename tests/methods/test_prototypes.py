@@ -305,3 +305,27 @@ def test_a_decoder_sees_latents_with_the_noise_that_its_encoder_says(monkeypatch
     noise = torch.randn(1, 1, generator=rng).item()
     assert latents[0].item() == pytest.approx(0.5 + 3 * noise, rel=1e-5)
     assert values == [pytest.approx(4 * 0.25 + (0.25 + 9 - 1 - 2 * math.log(3)) / 2, rel=1e-5)]
+
+
+@pytest.mark.parametrize("weights", ["equal", "samples", "literal"])
+def test_fedprotos_server_averages_sums_or_single_replies(weights, monkeypatch):
+    """Classes that nobody sent stay as they were. Equation 6 as written needs single replies."""
+    asked = []
+    cohort = SimpleNamespace(
+        ask=lambda fn, message: asked.append(("ask", message.C)) or "replies",
+        mean=lambda fn, message, by: asked.append(("mean", message.C, by)) or "mean",
+    )
+    new = {1: torch.tensor([5.0])}
+    monkeypatch.setattr(fedproto, "means_of_sums", lambda mean: new if mean == "mean" else None)
+    monkeypatch.setattr(
+        fedproto.FedProto, "average", lambda self, replies, classes: new if replies == "replies" else None
+    )
+    before = {0: torch.tensor([1.0]), 1: torch.tensor([2.0])}
+    method = fedproto.FedProto(weights=weights)
+    after = method.round(SimpleNamespace(C=before), SimpleNamespace(classes=3), cohort)
+    assert {c: v.tolist() for c, v in after.C.items()} == {0: [1], 1: [5]}
+    (call,) = asked
+    assert call[0] == ("ask" if weights == "literal" else "mean")
+    assert call[1] is before or call[1].keys() == before.keys()
+    assert call[2:] == ({"equal": (None,), "samples": ("n",), "literal": ()}[weights])
+    assert bool(method.needs_single_replies()) is (weights == "literal")

@@ -537,3 +537,40 @@ def test_a_plan_has_the_records_of_all_clients(monkeypatch):
     }  # fmt: skip
     assert size("b").payload == 4 * 4
     assert size("b", lambda model: ["bias"]).payload == 4 * 2
+
+
+def test_parameters_that_are_not_trained_are_the_same_in_all_models(monkeypatch):
+    """They are drawn once for an architecture; what is trained is each model's own."""
+    world = made_world()
+    del world.build
+    world._build = lambda arch: nn.Linear(1, 2)
+    monkeypatch.setattr(worlds, "fixed", lambda model: {"bias"})
+    torch.manual_seed(0)
+    one, other = world.build("a"), world.build("a")
+    with seeded(5, "model", "a", "not trained"):
+        wanted = nn.Linear(1, 2).bias
+    assert torch.equal(one.bias, wanted)
+    assert torch.equal(other.bias, wanted)
+    assert not torch.equal(one.weight, other.weight)
+    assert not torch.equal(world.build("b").bias, wanted)
+
+
+def test_images_of_another_data_set_have_no_labels(monkeypatch):
+    world = made_world(public_dataset="other")
+    world._foreign = [[1.0], [2.0]]
+    monkeypatch.setattr(worlds, "to_input", torch.tensor)
+    x, y = world.public()
+    assert (x.tolist(), y.tolist()) == ([[1], [2]], [-1, -1])
+
+
+def test_all_clients_of_an_architecture_copy_one_first_model(monkeypatch):
+    """It is drawn once, and a client with a seed of its own draws another."""
+    monkeypatch.setattr(worlds, "arch_on_server", lambda setting, method, archs: "a")
+    world, built = made_world(), []
+    made = world.build
+    world.build = lambda arch: built.append(arch) or made(arch)
+    for k in (0, 2, 1, 0):
+        world.fresh_model(k)
+    assert built == ["a", "b"]
+    world.fresh_model(0, 7)
+    assert built == ["a", "b", "a"]
