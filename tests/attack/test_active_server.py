@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
 
 import fedaudit
 from fedaudit import Down, Method, Record, Up, ce, private, sgd
+from fedaudit.attack import active_server
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.inversion.imprint import between, trap
 from fedaudit.errors import ThreatError
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.runtime.task import Done
 from fedaudit.training.models import build
-from fedaudit.wire.codec import decode
+from fedaudit.wire.codec import decode, encode
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.3, "holdout": 0.45, "clients": 2}
 ACTIVE = "active-server"
@@ -139,3 +143,31 @@ def test_who_may_send_and_who_may_not(stepped):
     entry = next(run.transcript.entries())
     with pytest.raises(ThreatError, match="follows the protocol"):
         Scene(run, run.transcript.view("server"), 0, x, y).ask(entry, entry.record(), "none", 0)
+
+
+def test_a_message_of_ones_own_is_kept_and_answered_by_the_sealed_client(monkeypatch, tmp_path):
+    """In the place of a message of round 5, ask 2, with the noise of no other attempt."""
+    done, keys, tasks = {}, [], []
+    run = SimpleNamespace(
+        folder=tmp_path, secret="secret", client_state=lambda k: f"state of {k}",
+        record=SimpleNamespace(setting=SimpleNamespace(model_dump_json=lambda: "setting")),
+        world=SimpleNamespace(device=torch.device("cpu")),
+    )  # fmt: skip
+    monkeypatch.setattr(active_server, "task_key", lambda *of: keys.append(of) or b"noise")
+    monkeypatch.setattr(active_server, "run_task", lambda task: tasks.append(task) or Done(task.k, **done))
+    like, message = SimpleNamespace(fn="answer", round=5, ask=2), Images(torch.tensor([1.0, 2.0]))
+    done["reply"] = encode(Answer(torch.tensor([3.0])))
+    reply = active_server.ask(run, 7, like, message, "queries", 12)
+    assert (type(reply), reply.f.tolist()) == (Answer, [3])
+    (task,) = tasks
+    assert (task.setting, task.fn, task.k, task.t, task.ask) == ("setting", "answer", 7, 5, 2)
+    assert (task.state, task.noise, task.attempt) == ("state of 7", b"noise", 2**30 + 12)
+    assert keys == [("secret", 7, 5, 2, 2**30 + 12)]
+    (path,) = (tmp_path / "active").iterdir()
+    assert path.name == "queries-client-000007-0012.message"
+    assert path.read_bytes() == task.message
+    assert decode(task.message, Images).x.tolist() == [1, 2]
+    done.clear()
+    done["error"] = "dropped out"
+    with pytest.raises(ThreatError, match="client 7 did not answer the message of an active server: dropped out"):
+        active_server.ask(run, 7, like, message, "queries", 13)

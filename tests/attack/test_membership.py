@@ -464,3 +464,26 @@ def test_few_records_and_many_points_by_hand():
     assert membership_scores(even, even % 2 == 0, fprs=(0.29,)).tpr_at_fpr[0].fpr_measured == 0.29
     drawn = membership._roc(even[::2], even[1::2], points=5).fpr
     assert drawn == [0.0, 0.01, 0.05, 0.22, 1.0]  # 1, 4.64, 21.5 and 100 of 100
+
+
+def test_limits_of_high_confidence_count_unlikely_thresholds():
+    """One false positive of a hundred is allowed; that there are eight or more happens once in 100,000 times."""
+    inside, outside = np.arange(40.0) * 2.5, np.arange(100.0)
+    weight = stats.binom.pmf(np.arange(101), 100, 0.01)
+    over = [0, *((inside > t).sum() for t in outside[::-1]), 40]
+    steps = np.array([(over[j] + over[j + 1]) / 2 for j in range(101)])
+    c = np.clip(np.polyval(np.polyfit(np.arange(101), steps, 1, w=np.sqrt(weight)), np.arange(101)), 0, 40)
+    _, high = membership._tpr_interval(inside, outside, 0.01, 1 - 1e-5)
+    beyond = (weight * stats.beta.sf(high, c + 0.5, 40 - c + 0.5)).sum()
+    assert beyond == pytest.approx(5e-6, rel=0.02)
+
+
+def test_two_records_of_a_class_have_a_variance_and_one_has_none():
+    """Members 1 and 3, others 0 and 2: three of four pairs are right, each side's shares are 1/2 and 1."""
+    found = membership.auc([1.0, 3.0, 0.0, 2.0], [1, 1, 0, 0])
+    half = 1.959964 * math.sqrt(2 * 0.125 / 2) / (0.75 * 0.25)
+    limits = [1 / (1 + math.exp(-(math.log(3) + sign * half))) for sign in (-1, 1)]
+    assert (found.value, found.interval) == (0.75, "DeLong, logit scale")
+    assert [found.low, found.high] == pytest.approx(limits, rel=1e-4)
+    alone = membership.auc([1.0, 0.0, 2.0], [1, 0, 0])
+    assert (alone.value, alone.low, alone.high) == (0.5, 0.0, 1.0)

@@ -901,3 +901,21 @@ def test_more_images_of_both_than_of_the_attack_alone():
     lost = inversion._difference({**attack, "hit": np.zeros(6)}, other, False).identification
     assert (lost.value, lost.attack_only, lost.baseline_only) == (0.0, 0, 2)
     assert inversion._difference(attack, other, True).identification is None
+
+
+def test_of_equally_near_images_the_first_counts():
+    """Their order is that of the images, on a GPU too."""
+
+    def argsort(stable=False):
+        return torch.tensor([2, 0, 1]) if stable else pytest.fail("any order")
+
+    later = _repeats(SimpleNamespace(argsort=argsort, device=None), torch.tensor([4, 5, 4]))
+    assert later.tolist() == [0]
+
+
+def test_without_images_there_is_nothing_to_compare_with():
+    """Also where there are no auxiliary images, or no members of the class."""
+    made = client((0.9,), labels=[3])
+    made.auxiliary, made.members = (flat_image(), torch.zeros(0).long()), flat_image()
+    assert made.nearest_auxiliary().shape == made.images.shape
+    assert made.matched(made.images).tolist() == []

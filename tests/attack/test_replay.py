@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shutil
 import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from scenes import Entry, View
 from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedaudit.attack.replay
 from fedaudit import Down, Method, Record, State, Up, adam, ce, private, run, sgd, state_of
 from fedaudit.attack.attack_run import candidates_of
-from fedaudit.attack.replay import downloads, replay
+from fedaudit.attack.replay import brings_model, downloads, replay, signature
 from fedaudit.attack.scene import Scene
 from fedaudit.attacks.shared._models import last_upload
 from fedaudit.errors import ThreatError
+from fedaudit.rng import seed_of
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.world import World
+from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.training.stacked.stack import Job, fit_together
 from fedaudit.training.stacked.stackable import why_not
@@ -320,3 +324,336 @@ def test_whether_a_client_starts_anew_is_tried_once(results, anew, monkeypatch):
     for _ in range(2):
         assert here.starts_anew(None, SimpleNamespace(client=0), rows) is anew
     assert tried == [[0], [1]]
+
+
+# --- replays that are made up ----------------------------------------------------------------------------------------
+
+HERE = fedaudit.attack.replay
+WHOLE = {"weight": torch.zeros(1, 2), "bias": torch.zeros(1)}  # the state of the architecture "2"
+
+
+class Message(Entry):
+    """A message to client 1 whose fields may be lost one by one."""
+
+    def __init__(self, t, ask=0, lost=(), client=1, direction="down", fn="train", digest="d", **options):
+        super().__init__(direction, client, t, ask, **options)
+        self.lost, self.fn, self.digest = lost, fn, digest
+
+    def kept(self, name):
+        return name not in self.lost
+
+    def record(self):
+        return f"record of {self.round}"
+
+
+def made_world(**facts):
+    base = {
+        "archs": ["1", "2", "3"], "device": torch.device("cpu"), "compression": None, "method": "method",
+        "build": lambda arch: nn.Linear(int(arch), 1), "setting": Setting.make(method="fedavg", clients=3),
+    }  # fmt: skip
+    return SimpleNamespace(**(base | facts))
+
+
+def sent(lost=(), later=()):
+    return [
+        Message(1, w=("weights", {"weight": torch.zeros(2, 2)}), n=("count", 3)),
+        Message(2, lost=lost, n=("count", 3), w=("weights", WHOLE)),
+        Message(3, role="relay", w=("weights", WHOLE)),
+        Message(3, 1, lost=later, w=("weights", {"weight": torch.zeros(1, 2)})),
+        Message(3, 2, w=("weights", WHOLE)),
+        Message(4, w=("weights", WHOLE)),
+        Message(3, client=0, w=("weights", WHOLE)),
+        Message(3, direction="up", w=("weights", WHOLE)),
+    ]
+
+
+UPLOAD = SimpleNamespace(client=1, round=3, ask=1)
+
+
+@pytest.mark.parametrize(("anew", "begins"), [(True, 1), (False, 0)])
+def test_a_replay_begins_at_the_last_whole_model_that_is_taken(anew, begins, monkeypatch):
+    messages, asked = sent(), []
+    monkeypatch.setattr(HERE, "starts_anew", lambda *of: asked.append(of) or anew)
+    world = made_world()
+    before = torch.get_rng_state()
+    assert downloads(View(messages), UPLOAD, world, "rows") == messages[begins:4]
+    assert asked == [(world, messages[1], "rows")]
+    assert torch.equal(before, torch.get_rng_state())
+    asked.clear()
+    first = SimpleNamespace(client=1, round=2, ask=0)
+    assert downloads(View(messages[1:]), first, world, "rows") == messages[1:2]
+    assert asked == [], "there is no earlier message to begin at"
+    without = [messages[0], *messages[2:4]]
+    assert downloads(View(without), UPLOAD, world, "rows") == without, "no message brings a model"
+    assert asked == []
+
+
+@pytest.mark.parametrize(("lost", "later", "round"), [("w", "", 2), ("n", "", 2), ("wn", "", 2), ("", "w", 2)])
+def test_a_replay_needs_all_that_was_sent_from_its_beginning(lost, later, round, monkeypatch):
+    monkeypatch.setattr(HERE, "starts_anew", lambda *of: not lost or pytest.fail("it cannot be tried"))
+    with pytest.raises(ThreatError, match=f"a replay of client 1 begins in round {round}, whose model states"):
+        downloads(View(sent(lost, later)), UPLOAD, made_world(), "rows")
+
+
+def test_a_message_brings_a_model_if_one_field_is_its_whole_state():
+    model = nn.Linear(2, 1)
+    bare = ("weights", {"weight": torch.zeros(1, 2)})
+    assert brings_model(Message(1, a=("count", 3), b=("weights", WHOLE), c=bare), model)
+    assert not brings_model(Message(1, a=("count", 3), b=bare), model)
+    assert not brings_model(Message(1, a=("weights", {**WHOLE, "bias": torch.zeros(2)})), model)
+    assert not brings_model(Message(1, role="relay", a=("weights", WHOLE)), model)
+    assert not brings_model(Message(1), model)
+
+
+def test_a_beginning_is_tried_on_eight_records_and_two_fresh_models(monkeypatch):
+    asked, named = [], []
+    monkeypatch.setattr(HERE, "_tried", {})
+    monkeypatch.setattr(HERE, "signature", lambda *of: named.append(of) or "key")
+    monkeypatch.setattr(HERE, "_shadow", lambda world, k, seed, rows, fresh: (world, k, seed, rows, fresh))
+    monkeypatch.setattr(HERE, "_perform", lambda *of: asked.append(of) or [SimpleNamespace(result=1)])
+    entry, rows = SimpleNamespace(client=2), (torch.arange(9), torch.arange(9) + 10)
+    assert HERE.starts_anew("world", entry, rows) is True
+    ((world, entries, few, picks),) = named
+    assert (world, entries, picks) == ("world", [entry], [])
+    assert [part.tolist() for part in few] == [list(range(8)), list(range(10, 18))]
+    for fresh, (world, [shadow], message, states, compile, notes) in enumerate(asked):
+        assert (world, message, states, compile, notes) == ("world", entry, [None], False, set())
+        assert (shadow[:3], shadow[4]) == (("world", 2, 0), fresh)
+        assert [part.tolist() for part in shadow[3]] == [part.tolist() for part in few]
+    assert len(asked) == 2
+
+
+@dataclasses.dataclass
+class Place:
+    k: int
+    rows: object
+    seed: int = 99
+    fresh_model: object = None
+
+
+def test_a_shadow_has_another_seed_other_records_and_a_fresh_model():
+    world = made_world(site=Place, fresh_model=lambda k, seed: ("fresh", k, seed))
+    site = HERE._shadow(world, 1, 7, "rows")
+    assert (site.k, site.rows, site.seed, site.fresh_model()) == (1, "rows", 7, ("fresh", 1, 7))
+    weights = [HERE._shadow(world, 1, 7, "rows", fresh=i).fresh_model().weight for i in (0, 1, 0)]
+    assert torch.equal(weights[0], weights[2])
+    assert not torch.equal(weights[0], weights[1])
+    assert weights[0].shape == (1, 2)
+
+
+def test_turns_that_went_wrong_and_reasons_to_go_alone(monkeypatch):
+    taken = []
+    monkeypatch.setattr(HERE, "take_turns", lambda turns, compile: taken.append((list(turns), compile)))
+    turns = [SimpleNamespace(error=None, alone=reasons, refuse=None) for reasons in (["b", "a"], [], ["c"])]
+    notes = {"before"}
+    HERE._take_turns(turns, True, notes)
+    assert taken == [(turns, True)]
+    assert notes == {"before", *(f"shadows were trained one after another: {reason}" for reason in "abc")}
+    assert all(turn.refuse is None for turn in turns)
+    HERE._take_turns(turns[1:2], False, notes)
+    assert taken[1] == (turns[1:2], False)
+    assert turns[1].refuse == "one shadow at a time was asked for"
+    turns[2].error = ValueError("third")
+    with pytest.raises(ValueError, match="third"):
+        HERE._take_turns(turns, False, notes)
+
+
+@pytest.mark.parametrize(("together", "groups"), [(2, [[0, 1], [2]]), (3, [[0, 1, 2]]), (64, [[0, 1, 2]]), (1, None)])
+def test_shadows_get_all_messages_a_group_at_a_time(together, groups, monkeypatch):
+    """A state goes from message to message; the reply to the last one is what counts."""
+    performed = []
+
+    def perform(world, sites, entry, states, compile, notes):
+        performed.append(([site[2] for site in sites], entry.round, list(states), compile, notes))
+        return [SimpleNamespace(result=(f"{entry.round} after {state}", f"{site[3]}, {entry.round}"))
+                for site, state in zip(sites, states, strict=True)]  # fmt: skip
+
+    monkeypatch.setattr(
+        HERE, "_shadow", lambda world, k, seed, rows: (world, k, seed, rows[0].tolist() + rows[1].tolist())
+    )
+    monkeypatch.setattr(HERE, "_perform", perform)
+    monkeypatch.setattr(HERE, "decode", lambda reply, kind, device: (reply, kind, device.type))
+    pool, picks = (torch.arange(4), torch.arange(4) * 10), [torch.tensor([i + 1, 0]) for i in range(3)]
+    notes = set()
+    messages = [Message(5), Message(6)]
+    found = list(replay(made_world(), messages, pool, picks, together=together, compile=True, notes=notes))
+    assert found == [(f"[{i}, 0, {i}0, 0], 6", Up, "cpu") for i in (1, 2, 3)]
+    expected = []
+    for group in groups or [[0], [1], [2]]:
+        seeds = [seed_of("replay", 1, i) for i in group]
+        expected += [(seeds, 5, [None] * len(group), True), (seeds, 6, ["5 after None"] * len(group), True)]
+    assert [row[:4] for row in performed] == expected
+    assert all(row[4] is notes for row in performed)
+
+
+def test_shadows_are_64_at_a_time_and_not_compiled_unless_asked(monkeypatch):
+    performed = []
+    monkeypatch.setattr(HERE, "_shadow", lambda *of: of)
+    monkeypatch.setattr(HERE, "_perform", lambda world, sites, entry, states, compile, notes: performed.append(
+        (len(sites), compile, notes)) or [SimpleNamespace(result=(b"", b""))] * len(sites))  # fmt: skip
+    monkeypatch.setattr(HERE, "decode", lambda *of, **more: None)
+    pool = torch.arange(2), torch.arange(2)
+    assert len(list(replay(made_world(), [Message(1)], pool, [torch.arange(1)] * 65))) == 65
+    assert performed == [(64, False, set()), (1, False, set())]
+
+
+def test_clients_that_started_elsewhere_have_no_shadows():
+    world = made_world(setting=SimpleNamespace(start="another run"))
+    with pytest.raises(ThreatError, match="Attack a run without start"):
+        next(replay(world, [Message(1)], (torch.arange(2),) * 2, [torch.arange(1)]))
+
+
+def test_a_message_goes_to_each_shadow_with_generators_of_its_own(monkeypatch):
+    class Seeds:
+        def __init__(self, device):
+            self.device = device
+
+        def seed(self, *parts):
+            self.parts = parts
+
+    taken = []
+    monkeypatch.setattr(HERE, "encode", lambda record: f"bytes of {record}")
+    monkeypatch.setattr(HERE, "Globals", Seeds)
+    monkeypatch.setattr(HERE, "_turn", lambda *of: of)
+    monkeypatch.setattr(HERE, "_take_turns", lambda *of: taken.append(of) or torch.rand(3))
+    world, entry, sites = made_world(), Message(4, 2), [SimpleNamespace(seed=8), SimpleNamespace(seed=9)]
+    before = torch.get_rng_state()
+    turns = HERE._perform(world, sites, entry, [None, b"state"], True, {"note"})
+    assert torch.equal(before, torch.get_rng_state()), "the caller's generators stay as they are"
+    assert taken == [(turns, True, {"note"})]
+    for turn, site, state in zip(turns, sites, (None, b"state"), strict=True):
+        assert turn[:5] == (world, site, entry, "bytes of record of 4", state)
+        assert turn[5].parts == (site.seed, "client 1", 4, 2)
+        assert turn[5].device == world.device
+    for error, kind, words in (
+        (ThreatError("known"), ThreatError, "^known$"),
+        (KeyError("gone"), ThreatError, r"client 1's train of round 4 cannot be replayed .*: KeyError: 'gone'"),
+    ):
+        monkeypatch.setattr(HERE, "_take_turns", lambda *of, error=error: (_ for _ in ()).throw(error))
+        with pytest.raises(kind, match=words):
+            HERE._perform(world, sites, entry, [None, None], False, set())
+
+
+@pytest.mark.parametrize("compression", [None, "squeeze"])
+def test_a_turn_does_what_a_task_does(compression, monkeypatch):
+    """The function that the message is for, then protection, then the compression that an attacker would see."""
+    calls = []
+
+    class Shadow:
+        def settle(self):
+            return "kept"
+
+        def release(self, reply):
+            return f"released {reply}", "protection"
+
+    def opened(site, t, ask, meter, state, message):
+        calls.append((site, t, ask, meter.party, meter.t, state, message))
+        return shadow
+
+    shadow = Shadow()
+    monkeypatch.setattr(HERE, "Meter", lambda party, t, device: SimpleNamespace(party=party, t=t))
+    monkeypatch.setattr(HERE, "open_client", opened)
+    monkeypatch.setattr(HERE, "find_function", lambda method, fn: lambda client, msg: f"{method}.{fn}({msg})")
+    monkeypatch.setattr(HERE, "state_after", lambda client, kept: f"state with {kept}")
+    monkeypatch.setattr(HERE, "encode", lambda what, *more: f"[{what}{''.join(map(str, more))}]")
+    monkeypatch.setattr(
+        HERE,
+        "decode",
+        lambda what, kind, device, answered=None: f"{kind.__name__} {what}" + (answered() if answered else ""),
+    )
+    world = made_world(compression=compression)
+    turn = HERE._turn(world, "site", Message(4, 2, fn="learn"), "m", "state", "generators")
+    assert turn.generators == "generators"
+    state, reply = turn.work()
+    assert calls == [("site", 4, 2, "replay", 4, "state", "Down m")]
+    assert state == "[state with kept]"
+    plain = "released method.learn(Down m)"
+    assert reply == (f"[{plain}]" if compression is None else f"[Up [{plain}squeezeDown m]Down m]")
+
+
+def test_a_name_tells_every_replay_from_every_other(monkeypatch):
+    """But for the seed, and for how it is computed, which change nothing."""
+    monkeypatch.setattr(HERE, "_code", lambda world: [world.method])
+    pool, picks = (torch.arange(4.0), torch.arange(4)), [torch.tensor([0, 1])]
+
+    def name(world=None, messages=None, pool=pool, picks=picks, *more):
+        return signature(world or made_world(), messages or [Message(1), Message(2)], pool, picks, *more)
+
+    def setting(**values):
+        return made_world(setting=Setting.make(method="fedavg", clients=3, **values))
+
+    first = name()
+    assert len(first) == 32
+    same = [name(), name(setting(seed=9)), name(setting(workers=3)), name(pool=(pool[0].clone(), pool[1].clone()))]
+    assert set(same) == {first}
+    training = [name(setting(set=dict(of))) for of in ((("E", 2), ("B", 8)), (("B", 8), ("E", 2)))]
+    assert training[0] == training[1] != first, "the order of keys says nothing"
+    others = [
+        name(setting(rounds=7)), name(made_world(archs=["1", "2"])), name(made_world(method="another")),
+        name(messages=[Message(1)]), name(messages=[Message(1), Message(3)]),
+        name(messages=[Message(1), Message(2, 1)]),
+        name(messages=[Message(1), Message(2, fn="f")]), name(messages=[Message(1), Message(2, digest="e")]),
+        name(messages=[Message(1, client=0), Message(2)]), name(pool=(pool[0] + 1, pool[1])),
+        name(pool=(pool[0], pool[1] + 1)), name(pool=(pool[0][None], pool[1])), name(picks=[]),
+        name(picks=[torch.tensor([1, 0])]), name(None, None, pool, picks, "w"), name(None, None, pool, picks, "w", 2),
+        name(pool=(pool[0].int(), pool[1])), name(pool=(pool[0].view(torch.int32), pool[1])),
+    ]  # fmt: skip
+    assert len({first, *others}) == len(others) + 1
+
+
+def test_answers_of_shadows_are_made_once_and_kept_with_their_notes(monkeypatch, tmp_path):
+    """Two shadows, whose models give x and 3 x + 1; each is told of."""
+    states = [{"weight": torch.tensor([[w]]), "bias": torch.tensor([b])} for w, b in ((1.0, 0.0), (3.0, 1.0))]
+    world, told, asked = made_world(archs=["2", "1"]), [], []
+    pool, picks = (torch.tensor([[2.0], [4.0], [5.0]]), torch.zeros(3).long()), [torch.arange(2)] * 2
+
+    def replayed(*of, notes, **more):
+        asked.append((*of, more))
+        notes.update({"b", "a"})
+        return (SimpleNamespace(w=state) for state in states)
+
+    def answered(notes, together=5):
+        return HERE.answers(
+            world, [message], "w", pool, picks, folder=tmp_path, together=together, compile=True, notes=notes,
+            tell=lambda *of: told.append(of),
+        )  # fmt: skip
+
+    message = Message(1)
+    monkeypatch.setattr(HERE, "signature", lambda *of: "-".join(map(str, of[4:])))
+    monkeypatch.setattr(HERE, "replay", replayed)
+    before, notes = torch.get_rng_state(), {"mine"}
+    table = answered(notes)
+    assert torch.equal(before, torch.get_rng_state())
+    assert table.tolist() == [[[2], [4], [5]], [[7], [13], [16]]]
+    assert notes == {"mine", "a", "b"}
+    assert asked == [(world, [message], pool, picks, {"together": 5, "compile": True})]
+    assert told == [(0, 2, "2 of 2 shadows at a time"), (1, 2, "shadow 1 of 2"), (2, 2, "shadow 2 of 2")]
+    assert [path.name for path in tmp_path.iterdir()] == ["w-5-True.safetensors"]
+    again = set()
+    assert torch.equal(answered(again), table)
+    assert again == {"a", "b"}, "and not what somebody else noted"
+    assert len(asked) == 1
+    told.clear()
+    answered(set(), together=1)
+    assert told[0] == (0, 2, "1 of 2 shadows at a time")
+    assert len(asked) == 2
+    (tmp_path / "w-5-True.safetensors").write_bytes(b"damaged")
+    assert torch.equal(answered(set()), table)
+    assert len(asked) == 3
+
+
+def test_logits_are_those_of_evaluation_a_thousand_rows_at_a_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(HERE, "in_chunks", lambda *of: asked.append(of))
+    model = nn.Linear(1, 1)
+    HERE.logits(model, "x")
+    HERE.logits(model, "x", 3)
+    assert asked == [(model, "x", 1024), (model, "x", 3)]
+    assert not model.training
+
+
+def test_the_versions_of_all_that_computes(monkeypatch):
+    monkeypatch.setattr(HERE, "harness", lambda rooms: f"rooms {rooms[-1]}, {len(rooms)}")
+    monkeypatch.setattr(HERE, "source_of_method", lambda method: f"source of {method}")
+    rooms = len(HERE.ROOMS) + 1
+    assert HERE._code(made_world()) == [f"rooms attack, {rooms}", "source of method", torch.__version__, "cpu"]

@@ -217,3 +217,184 @@ def test_only_cosine_searches_go_side_by_side_where_models_stack(form, stacks, c
     monkeypatch.setattr(gradient_match, "stacks_on", lambda device: stacks)
     attack = GradientMatch(form=form).model_copy(update={"together": 7})
     assert attack.at_once(SimpleNamespace(device="any")) == count
+
+
+def test_labels_are_read_off_the_last_bias():
+    """Two layers have one; the last without any tells nothing."""
+    model = nn.Sequential(nn.Linear(1, 2), nn.ReLU(), nn.Linear(2, 3), nn.Linear(3, 3, bias=False))
+    update = {"0.bias": torch.tensor([-1.0, 1.0]), "2.bias": torch.tensor([0.5, 0.25, -0.75])}
+    steps = gradient_match.Steps([torch.arange(1)], 0.1)
+    assert gradient_match.inferred(model, update, steps, 1, torch.zeros(0, 1)).tolist() == [2]
+
+
+def test_a_unit_that_hardly_moved_holds_no_record():
+    """Its share is a billionth of the largest, or less: what is left of it is rounding."""
+    weight, bias = torch.tensor([[0.5], [1e-13]]).double(), torch.tensor([1.0, 1e-12]).double()
+    found = between(weight, bias)
+    assert found.shape == (1, 1)
+    assert found.item() == pytest.approx(0.5)
+
+
+def test_a_label_too_many_is_taken_from_a_class_that_can_spare_it():
+    """Counts are 2.47, 1.87 and 0.87 for two records: 2, 1 and 0 are one too many, and class 1 has its only one."""
+    model, steps = nn.Sequential(nn.Linear(1, 3)), gradient_match.Steps([torch.arange(1)], 1.0)
+    update = {"0.bias": torch.tensor([-0.9, -0.6, -0.1])}
+    found = gradient_match.inferred(model, update, steps, 2, torch.zeros(0, 1))
+    assert sorted(found.tolist()) == [0, 1]
+
+
+def test_an_update_of_many_steps_is_as_long_as_all_of_them():
+    """Two steps of 0.25: gradients are twice the update, and the counts 3 (1/3 - g) = 2.5, 1, -0.5: labels 0, 0, 1."""
+    model, steps = nn.Sequential(nn.Linear(1, 3)), gradient_match.Steps([torch.arange(1)] * 2, 0.25)
+    update = {"0.bias": torch.tensor([-0.25, 0.0, 0.25])}
+    found = gradient_match.inferred(model, update, steps, 3, torch.zeros(0, 1))
+    assert sorted(found.tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize("form", ["cosine", "dlg", "idlg", "closed"])
+def test_images_of_the_first_updates_by_each_form(form, monkeypatch):
+    """Two of three updates; ten records, of which three are searched. The closed form is cut to the range."""
+    did, told = [], []
+    seen = SimpleNamespace(
+        rng=lambda purpose: f"rng of {purpose}", shape=(1, 1, 2), auxiliary=("x", "y"), tell="tell", classes=4
+    )
+    put = monkeypatch.setattr
+    put(GradientMatch, "_updates", lambda self, scene: [("m1", "u1"), ("m2", "u2"), ("m3", "u3")])
+    put(GradientMatch, "_steps", lambda self, *of: ("steps", *of[1:]))
+    put(GradientMatch, "_search", lambda self, *of: told.append(of[1:]) or {"iterations": 100, "restarts": 2})
+    put(gradient_match, "records_of", lambda scene: 10)
+    put(gradient_match, "first_linear", lambda model, pixels: f"first of {model}, {pixels}")
+    put(gradient_match, "inferred", lambda *of: ("labels", *of))
+    put(gradient_match, "starts", lambda scene, n, rng: ("starts", n, rng))
+    put(gradient_match, "trial", lambda iterations: iterations // 20)
+
+    def made(kind):
+        def search(*of, **how):
+            did.append((kind, of, how))
+            rows = torch.tensor([[3.0, -0.5]])
+            return rows if kind == "closed" else rows[:, None, None]
+
+        return search
+
+    for name in ("closed_form", "match_cosine", "match_lbfgs"):
+        put(gradient_match, name, made(name.split("_")[0] if name == "closed_form" else name.split("_")[1]))
+    attack = GradientMatch(form=form, uploads=2, most=3, tv=0.5, lr=0.25, together=6)
+    images = attack.run(seen).images
+    assert images.shape == (2, 1, 1, 2)
+    assert images[0].flatten().tolist() == ([1, -0.5] if form == "closed" else [3, -0.5])
+    rng, how = "rng of gradient_match", {"iterations": 100, "restarts": 2, "tell": "tell"}
+    for i, (kind, of, options) in enumerate(did, 1):
+        steps = ("steps", 10, rng)
+        labels = ("labels", f"m{i}", f"u{i}", steps, 3, "x")
+        begin = ("starts", 3, rng)
+        if form == "closed":
+            assert (kind, of, options) == ("closed", (f"u{i}", f"first of m{i}, 2", 3), {})
+        elif form == "cosine":
+            assert (kind, of) == ("cosine", (f"m{i}", f"u{i}", steps, labels, begin))
+            assert options == how | {"tv": 0.5, "lr": 0.25, "together": 6, "trial": 5}
+        else:
+            known = labels if form == "idlg" else None
+            assert (kind, of, options) == ("lbfgs", (f"m{i}", f"u{i}", steps, known, 4, begin, rng), how)
+    assert len(did) == 2
+    assert told == ([] if form == "closed" else [(f"m{i}", 10, ("steps", 10, rng)) for i in (1, 2)])
+    did.clear()
+    GradientMatch(form=form, records=2).run(seen)
+    counts = {"closed": lambda of: of[2], "cosine": lambda of: of[4][1]}.get(form, lambda of: of[5][1])
+    assert [counts(of) for _, of, _ in did] == [2], "one update, and two records that are said"
+
+
+@pytest.mark.parametrize(("iterations", "options", "shares"), [
+    (200, {"restarts": 2}, [0, 0.25, 1, 1.25]), (30, {}, [0]), (50, {}, [0]), (51, {}, [0, 50 / 51]),
+])  # fmt: skip
+def test_a_search_by_lbfgs_looks_at_its_loss_every_fifty_steps(iterations, options, shares, monkeypatch):
+    """An optimiser that stays where it is: over at the second look. A start that is nearer wins."""
+    made, told, begun = [], [], []
+
+    class Stays:
+        def __init__(self, free, **how):
+            made.append((len(free), how))
+
+        def step(self, closure):
+            assert closure() > 0
+
+    monkeypatch.setattr(gradient_match.torch.optim, "LBFGS", Stays)
+    model, rng = nn.Sequential(nn.Flatten(), nn.Linear(4, 3)), torch.Generator().manual_seed(0)
+    update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    steps = gradient_match.Steps([torch.arange(1)], 0.1)
+
+    def begin(r):
+        begun.append(r)
+        return torch.full((1, 1, 2, 2), 0.9 - r)
+
+    for labels in (torch.tensor([1]), None):
+        told.clear()
+        found = gradient_match.match_lbfgs(
+            model,
+            update,
+            steps,
+            labels,
+            3,
+            begin,
+            rng,
+            iterations=iterations,
+            tell=lambda *of: told.append(of),
+            **options,
+        )
+        assert found.shape == (1, 1, 2, 2)
+        assert found.flatten().tolist() in ([pytest.approx(0.9)] * 4, [pytest.approx(-0.1)] * 4)
+    of = options.get("restarts", 1)
+    assert [share for share, *_ in told] == pytest.approx(shares)
+    assert {whole for _, whole, _ in told} == {of}
+    assert told[0][2] == f"restart 1 of {of}, step 0 of {iterations}"
+    assert begun == list(range(of)) * 2
+    assert [free for free, _ in made] == [1] * of + [2] * of, "guesses of labels are free too"
+    assert all(how == {
+        "max_iter": min(50, iterations), "history_size": 50, "line_search_fn": "strong_wolfe",
+        "tolerance_change": 1e-16, "tolerance_grad": 1e-14,
+    } for _, how in made)  # fmt: skip
+
+
+def test_an_update_of_one_weight_of_many_is_an_update(monkeypatch):
+    before, after = nn.Linear(2, 2), nn.Linear(2, 2)
+    after.load_state_dict(before.state_dict())
+    with torch.no_grad():
+        after.weight[1, 0] += 1
+    monkeypatch.setattr(gradient_match, "uploaded", lambda scene, k: {1: ("a", after)})
+    monkeypatch.setattr(gradient_match, "received", lambda scene, entry: before)
+    ((model, update),) = GradientMatch()._updates(SimpleNamespace(target=0))
+    assert model is before
+    assert update["weight"].tolist() == [[0, 0], [pytest.approx(-1), 0]]
+
+
+@pytest.mark.parametrize(("n", "sizes", "eta"), [(8, [3, 5] * 2, 0.5), (9, [8], 0.5 * 2 * 3)])
+def test_the_clients_steps_are_simulated_or_taken_as_one(n, sizes, eta, monkeypatch):
+    """Two epochs in batches of 3 (the last of an epoch is larger); above eight records one step as long as all."""
+    public = {"epochs": 2.0, "size": 3.0, "eta": 0.5}
+    monkeypatch.setattr(GradientMatch, "_public", lambda self, scene: public)
+    monkeypatch.setattr(gradient_match, "batches", lambda n, size, rng: [torch.arange(size), torch.arange(size, n)])
+    found = GradientMatch(most=8)._steps(SimpleNamespace(device="cpu"), n, torch.Generator())
+    assert [len(index) for index in found.plan] == sizes
+    assert found.eta == pytest.approx(eta)
+
+
+def test_a_search_that_finds_no_number_gives_grey(monkeypatch):
+    monkeypatch.setattr(
+        gradient_match.torch.optim, "LBFGS", lambda *of, **how: SimpleNamespace(step=lambda closure: None)
+    )
+    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    update = {name: torch.ones_like(p) for name, p in model.named_parameters()}
+    steps, nowhere = gradient_match.Steps([torch.arange(1)], 0.1), torch.full((1, 1, 2, 2), torch.nan)
+    found = gradient_match.match_lbfgs(
+        model, update, steps, torch.tensor([1]), 3, lambda r: nowhere, torch.Generator(), iterations=50
+    )
+    assert found.tolist() == torch.zeros(1, 1, 2, 2).tolist()
+
+
+def test_records_a_little_beyond_the_range_are_images():
+    """By a hundredth at most: that is rounding."""
+    assert between(torch.tensor([[1.005], [0.5]]) * torch.tensor([[2.0], [1.0]]), torch.tensor([2.0, 1.0])).shape == (
+        1,
+        1,
+    )
+    found = between(torch.tensor([[1.5 + 1.008], [1.5]]), torch.tensor([2.0, 1.0]))
+    assert found.flatten().tolist() == pytest.approx([1.008], abs=1e-5)

@@ -11,16 +11,27 @@ import torch
 from scenes import Entry, scene
 from torch import nn
 
-from fedaudit.attacks.inversion import _invert, decoder, prototype_inversion
-from fedaudit.attacks.inversion._invert import Inverter, Inverting, learn, model_at
+from fedaudit.attacks.inversion import (
+    _invert,
+    class_inversion,
+    decoder,
+    feature_match,
+    paired_logits,
+    prototype_inversion,
+)
+from fedaudit.attacks.inversion._invert import Inverter, Inverting, learn, model_at, per_record
+from fedaudit.attacks.inversion.class_inversion import ClassInversion
 from fedaudit.attacks.inversion.decoder import DecoderAttack
 from fedaudit.attacks.inversion.feature_match import FeatureMatch
 from fedaudit.attacks.inversion.gradient_match import closed_form, first_linear
+from fedaudit.attacks.inversion.paired_logits import PairedLogits
 from fedaudit.attacks.inversion.prototype_inversion import PrototypeInversion
+from fedaudit.attacks.inversion.synthetic_leak import SyntheticLeak
 from fedaudit.attacks.property import prototype_property
 from fedaudit.attacks.property.prototype_property import from_noise
 from fedaudit.attacks.shared._means import ShadowMeans
 from fedaudit.errors import ThreatError
+from fedaudit.training.losses import ce
 from fedaudit.wire.release import Protection
 
 
@@ -231,7 +242,14 @@ def test_an_image_of_each_class_from_what_shadows_sent(monkeypatch):
     A = torch.tensor([[1.0, 0.0, 0.5, 0.0], [0.0, 0.25, 0.0, 0.0]], dtype=torch.float64)
     p = torch.tensor([[0.1, 0.2], [0.3, 0.0], [-0.1, 0.4]], dtype=torch.float64)
     x = p @ A
-    monkeypatch.setattr(prototype_inversion, "learned", lambda pairs: A if len(pairs) == 1 else None)
+
+    def learned(pairs):
+        ((vectors, images),) = pairs
+        assert torch.equal(vectors, p - p.mean(0))
+        assert torch.equal(images, x - x.mean(0))
+        return A
+
+    monkeypatch.setattr(prototype_inversion, "learned", learned)
     pairs = {0: (p, x), 1: (p[:1], x[:1]), 2: (torch.zeros(3, 5), x)}
     monkeypatch.setattr(PrototypeInversion, "_pairs", lambda self, scene, shadows, c: pairs[c])
     target = SimpleNamespace(of={2: torch.zeros(2), 0: torch.tensor([0.5, -0.5]), 1: torch.zeros(2)})
@@ -280,3 +298,306 @@ def test_sizes_of_classes_from_the_noise_by_numpy(monkeypatch):
         assert from_noise(found, {0}) is None
     smallest["value"] = 1.0
     assert from_noise(found, {0}) is not None
+
+
+def test_rows_that_belong_to_records_are_told_from_others():
+    own, public = (
+        Entry("up", 0, t, unit=unit, e=("embeddings", t), z=("logits", t)) for t, unit in ((1, "record"), (2, "client"))
+    )
+    again = Entry("up", 0, 3, unit="record", e=("embeddings", 3))
+    assert per_record(scene(own, public, again), "embeddings") == [(own, "e"), (again, "e")]
+
+
+@pytest.mark.parametrize("release", ["auto", "logits", "prototypes"])
+def test_a_release_is_matched_that_comes_with_its_model(release, monkeypatch):
+    """The last of the first kind that is of records or classes, and whose model was seen."""
+    logits = [Entry("up", 0, t, unit="record", z=("logits", drawn(2, 3))) for t in (1, 2)]
+    public = Entry("up", 0, 4, unit="client", z=("logits", drawn(2, 3)))
+    means = Entry("up", 0, 3, unit="client", p=("prototypes", {2: torch.ones(4)}))
+    models = {1: "model 1", 2: "model 2", 3: "model 3", 4: "model 4", 5: None}
+    unknown = Entry("up", 0, 5, unit="record", z=("logits", drawn(2, 3)))
+    monkeypatch.setattr(feature_match, "model_at", lambda scene, entry: models[entry.round])
+    attack = FeatureMatch(release=release)
+    found = attack._found(scene(*logits, means, public, unknown))
+    own = (logits[1], "z", "model 2", "logits")
+    assert found == (own if release == "logits" else (means, "p", "model 3", "prototypes"))
+    assert attack.cannot(scene(*logits, means)) is None
+    kinds = "embeddings or prototypes or logits" if release == "auto" else release
+    why = attack.cannot(scene(public, unknown))
+    assert f"sees no {kinds} of client 0 by record or class together with the model" in why
+
+
+@pytest.mark.parametrize("by_label", [True, False])
+def test_images_are_searched_for_the_first_rows_or_classes(by_label, monkeypatch):
+    """Two at most. Classes are told as labels, rows by their numbers."""
+    rows, asked = drawn(3, 4), {}
+    table = {5: rows[0], 1: rows[1], 3: rows[2]}
+    public = Protection(mechanism="gaussian", sigma=1.0)
+    entry = Entry("up", 0, 1, protection=public, e=("prototypes", table if by_label else rows))
+    monkeypatch.setattr(FeatureMatch, "_found", lambda self, of: (entry, "e", "model", "prototypes"))
+    monkeypatch.setattr(FeatureMatch, "_loss", lambda self, *of: of)
+    monkeypatch.setattr(feature_match, "starts", lambda *of: of)
+    monkeypatch.setattr(
+        feature_match, "descend", lambda *of, **more: (asked.update(of=of, more=more), (drawn(2, 1), None))[1]
+    )
+    seen = scene(classes=6, rng=lambda purpose: f"rng of {purpose}", tell="tell")
+    found = FeatureMatch(most=2, steps=7, lr=0.4, restarts=3, batch=9).run(seen)
+    assert torch.equal(found.images, drawn(2, 1))
+    if by_label:
+        assert (found.labels.tolist(), found.rows) == ([5, 1], None)
+    else:
+        assert (found.rows.tolist(), found.labels) == ([0, 1], None)
+    (kind, model, targets, protection), begin = asked["of"]
+    assert (kind, model, protection, begin) == ("prototypes", "model", public, (seen, 2, "rng of feature_match"))
+    assert torch.equal(targets, rows[:2])
+    assert asked["more"] == {"steps": 7, "lr": 0.4, "restarts": 3, "batch": 9, "tell": "tell"}
+
+
+def test_of_classes_that_say_nothing_all_are_alike():
+    """A mean that is 0 is of no record: no class is held. One that is not 0 is held alone."""
+    empty = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.zeros(4)}))
+    found = prototype_property.PrototypeProperty().run(scene(empty))
+    assert (found.shares.tolist(), found.source) == (pytest.approx([1 / 3] * 3), "classes")
+    one = Entry("up", 0, 1, unit="client", p=("prototypes", {1: torch.ones(4), 2: torch.zeros(4)}))
+    assert prototype_property.PrototypeProperty().run(scene(one)).shares.tolist() == [0, 1, 0]
+    assert prototype_property.is_own(torch.tensor([0.0, 2.0]), [torch.tensor([1.0, 2.0]), torch.tensor([0.0])])
+    assert not prototype_property.is_own(torch.tensor([0.0, 2.0]), [torch.ones(2), torch.tensor([0.0, 2.0])])
+
+
+def test_a_decoder_learns_from_protected_rows_of_several_rounds(monkeypatch):
+    """The last two of three releases with a model, side by side, and labels if they travel with them."""
+    rows, labels, asked = [drawn(3, 2, seed=t) for t in range(4)], torch.tensor([2, 0, 1]), {}
+    entries = [Entry("up", 0, t, unit="record", e=("embeddings", rows[t])) for t in range(4)]
+    named = Entry("up", 0, 4, unit="record", y=("labels", labels))
+    models = {t: SimpleNamespace(encode=lambda x, t=t: x.flatten(1)[:, :2] * t) for t in (0, 1, 3)}
+    monkeypatch.setattr(decoder, "model_at", lambda scene, entry: models.get(entry.round))
+    monkeypatch.setattr(decoder, "same_noise", lambda e, how, rng: e + 1)
+    monkeypatch.setattr(
+        decoder, "learn", lambda draw, *of, **more: asked.update(draw=draw, of=of, more=more) or (lambda e: e)
+    )
+    x, y = drawn(5, 1, 2, 2), torch.tensor([0, 1, 2, 0, 1])
+    seen = scene(*entries, named, auxiliary=(x, y), rng=lambda purpose: f"rng of {purpose}", tell="tell")
+    found = DecoderAttack(releases=3, labels=True, steps=9, batch=5, width=3, lr=0.5).run(seen)
+    hot = np.eye(3)[[2, 0, 1]]
+    np.testing.assert_allclose(found.images.numpy(), np.concatenate([rows[1], rows[3], hot], 1))
+    assert found.rows.tolist() == [0, 1, 2]
+    assert asked["of"] == (5, seen.shape)
+    assert asked["more"] == {
+        "steps": 9, "batch": 5, "width": 3, "lr": 0.5, "rng": "rng of decoder", "tell": "tell",
+    }  # fmt: skip
+    inputs, images = asked["draw"](torch.tensor([3, 1]))
+    flat = x[[3, 1]].flatten(1)[:, :2].numpy()
+    np.testing.assert_allclose(inputs.numpy(), np.concatenate([flat + 1, 3 * flat + 1, np.eye(3)[[0, 1]]], 1))
+    assert torch.equal(images, x[[3, 1]])
+    bare = DecoderAttack(releases=1, labels=False, mix=0.0).run(seen).images
+    assert torch.equal(bare, rows[3])
+    assert asked["draw"](torch.tensor([3]))[0].shape == (1, 2)
+
+
+def test_synthetic_images_of_the_last_upload_are_the_claim():
+    """Three at most of five, in their order."""
+    first, x = torch.zeros(9, 1, 2, 2), drawn(5, 1, 2, 2).float()
+    tables = {0: first}, {1: x[:2], 2: x[2:]}
+    uploads = [Entry("up", 0, t, s=("synthetic_images", table)) for t, table in enumerate(tables, 1)]
+    seen = scene(*uploads, rng=lambda purpose: torch.Generator().manual_seed(len(purpose)))
+    kept = torch.randperm(5, generator=torch.Generator().manual_seed(len("synthetic_leak")))[:3].sort().values
+    assert torch.equal(SyntheticLeak(most=3).run(seen).images, x[kept])
+    assert torch.equal(SyntheticLeak(most=5).run(seen).images, x)
+    assert SyntheticLeak().cannot(seen) is None
+    assert SyntheticLeak().cannot(scene()).endswith("sees no synthetic_images of client 0")
+    empty = scene(Entry("up", 0, 1, s=("synthetic_images", {0: torch.zeros(2)})))
+    assert SyntheticLeak().cannot(empty) == "client 0 uploaded no synthetic image"
+
+
+# --- images of each class from a model --------------------------------------------------------------------------------
+
+
+class Norms(nn.Module):
+    """Two layers with batch norms, one of which stores nothing, and a classifier of three classes."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)
+        self.second, self.again = nn.Conv2d(2, 3, 1), nn.BatchNorm2d(3)
+        self.free, self.last = nn.BatchNorm2d(3, track_running_stats=False), nn.Linear(12, 3)
+        for seed, (norm, n) in enumerate(((self.norm, 2), (self.again, 3))):
+            norm.running_mean.copy_(drawn(n, seed=seed))
+            norm.running_var.copy_(drawn(n, seed=seed + 5).square() + 0.5)
+
+    def forward(self, x):
+        return self.last(self.free(self.again(self.second(self.norm(self.first(x))))).flatten(1))
+
+
+def stated(norm, x):
+    """Return how far the statistics of what comes to a norm are from those that it stores, by numpy."""
+    rows = x.detach().numpy().transpose(1, 0, 2, 3).reshape(x.shape[1], -1)
+    mean, var = norm.running_mean.numpy(), norm.running_var.numpy()
+    return np.sqrt(((rows.mean(1) - mean) ** 2).sum()) + np.sqrt(((rows.var(1) - var) ** 2).sum())
+
+
+def test_the_loss_of_deep_inversion_by_numpy():
+    """Cross-entropy, the prior, and the distance of both norms' statistics over all images, for each image."""
+    torch.manual_seed(3)
+    model = Norms().double().eval()
+    labels, index, x = torch.tensor([0, 0, 1, 1, 2, 2]), torch.tensor([3, 0, 4]), drawn(3, 1, 2, 2, seed=8)
+    loss = ClassInversion(tv=0.3, l2=0.7, bn=0.2)._deep(model, labels)
+    apart = stated(model.norm, model.first(x)) + stated(model.again, model.second(model.norm(model.first(x))))
+    logits, pixels = model(x).detach().numpy(), x.numpy()[:, 0]
+    entropies = np.log(np.exp(logits).sum(1)) - logits[np.arange(3), [1, 0, 2]]
+    variation = np.abs(np.diff(pixels, axis=1)).mean((1, 2)) + np.abs(np.diff(pixels, axis=2)).mean((1, 2))
+    expected = entropies + 0.3 * variation + 0.7 * (pixels**2).mean((1, 2)) + 0.2 * apart
+    for _ in range(2):  # a second look counts once
+        assert loss(x, index).tolist() == pytest.approx(expected.tolist(), rel=1e-6)
+
+
+def test_the_loss_of_miface_is_the_logarithm_of_the_others_share():
+    logits = drawn(3, 4)
+    loss = class_inversion.miface(lambda x: logits[x], torch.tensor([2, 0, 3, 1]))
+    p = np.exp(logits.numpy()) / np.exp(logits.numpy()).sum(1, keepdims=True)
+    found = loss(torch.tensor([2, 1]), torch.tensor([3, 0]))
+    assert found.tolist() == pytest.approx([np.log(1 - p[2, 1]), np.log(1 - p[1, 2])])
+
+
+@pytest.mark.parametrize(
+    ("form", "norms", "deep", "words"),
+    [
+        ("auto", True, True, None),
+        ("auto", False, False, None),
+        ("miface", True, False, None),
+        ("miface", False, False, None),
+        ("deepinversion", True, True, None),
+        ("deepinversion", False, True, "the model of client 2 has no batch norm with stored statistics"),
+    ],
+)
+def test_an_image_of_each_class_is_searched_from_the_model_that_is_seen(form, norms, deep, words, monkeypatch):
+    model = Norms() if norms else nn.Sequential(nn.Flatten(), nn.Linear(4, 3))
+    seen, asked = scene(target=2, rng=lambda purpose: f"rng of {purpose}", tell="tell"), {}
+    attack = ClassInversion(form=form, per_class=2, steps=7, lr=0.4, restarts=3)
+    monkeypatch.setattr(class_inversion, "target_model", lambda of: model if of is seen else None)
+    monkeypatch.setattr(class_inversion, "starts", lambda *of: of)
+    monkeypatch.setattr(class_inversion, "miface", lambda *of: ("miface", *of))
+    monkeypatch.setattr(ClassInversion, "_deep", lambda self, *of: ("deep", *of))
+    monkeypatch.setattr(
+        class_inversion, "descend", lambda *of, **more: (asked.update(of=of, more=more), ("images", None))[1]
+    )
+    why = attack.cannot(seen)
+    assert why is None if words is None else why.startswith(words)
+    assert attack.cannot(scene(target=1)).endswith("sees no model of client 1")
+    found = attack.run(seen)
+    assert found.images == "images"
+    assert found.labels.tolist() == [0, 0, 1, 1, 2, 2]
+    (which, attacked, labels), begin = asked["of"]
+    assert (which, attacked, labels) == ("deep" if deep else "miface", model, found.labels)
+    assert begin == (seen, 6, "rng of class_inversion")
+    assert asked["more"] == {"steps": 7, "lr": 0.4, "restarts": 3, "batch": 6, "tell": "tell"}
+    assert not model.training
+    assert not any(p.requires_grad for p in model.parameters())
+
+
+# --- pairs of answers -------------------------------------------------------------------------------------------------
+
+
+def answered(t, kind, answers, images=None, client=2):
+    """Return an upload, and the message before it that brought images."""
+    upload = Entry("up", client, t, z=(kind, answers))
+    return [upload] if images is None else [Entry("down", client, t, x=("images", images)), upload]
+
+
+def test_answers_are_paired_with_the_images_that_they_are_of():
+    """Logits first, then soft labels; the temperature of 2 takes the root of a soft label."""
+    logits, soft = drawn(2, 3), torch.tensor([[0.25, 0.75, 0.0], [1.0, 0.0, 0.0], [0.64, 0.0, 0.36]]).double()
+    x = [drawn(n, 1, 2, 2, seed=n) for n in (2, 3, 4)]
+    entries = [
+        *answered(1, "soft_labels", soft, x[1]),
+        *answered(2, "logits", logits, x[0]),
+        *answered(3, "logits", drawn(4, 2), x[2]),  # of other classes
+        *answered(4, "logits", drawn(4, 1, 3), x[2]),
+        *answered(5, "logits", {0: drawn(4, 3)}, x[2]),
+        *answered(6, "logits", drawn(4, 3)),  # of images that nobody saw
+        *answered(7, "logits", drawn(4, 3), x[2], client=1),
+        *answered(8, "soft_labels", drawn(3, 3), x[2]),  # of other images
+    ]
+    halves = np.exp(logits.numpy() / 2)
+    roots = np.sqrt([[0.25, 0.75, 0], [1, 0, 0], [0.64, 0, 0.36]])
+    expected = np.concatenate([v / v.sum(1, keepdims=True) for v in (halves, roots)])
+    images = torch.cat([x[0], x[1]])
+    for most, left in ((20, 5), (5, 5), (4, 4)):
+        attack = PairedLogits.model_construct(tau=2.0, most=most)
+        client, of = attack._pairs(scene(*entries, target=2))
+        np.testing.assert_allclose(client.numpy(), expected[-left:], atol=2e-4)
+        assert torch.equal(of, images[-left:])
+    client, of = PairedLogits()._pairs(scene(target=2, classes=4))
+    assert (client.shape, of.shape) == ((0, 4), (0, 1, 2, 2))
+
+
+@pytest.mark.parametrize(("rows", "auxiliary", "words"), [
+    (15, 1, "sees fewer than 16 logits or soft labels of client 2 with the images that they are of"),
+    (16, 1, None), (16, 0, "there are no auxiliary records to train a server's model on"),
+])  # fmt: skip
+def test_what_paired_logits_needs(rows, auxiliary, words):
+    entries = answered(1, "logits", drawn(rows, 3), drawn(rows, 1, 2, 2))
+    held = torch.zeros(auxiliary, 1, 2, 2), torch.zeros(auxiliary).long()
+    why = PairedLogits().cannot(scene(*entries, target=2, auxiliary=held))
+    assert why is None if words is None else why.endswith(words)
+
+
+@pytest.mark.parametrize(("p", "others"), [(None, 1 / 3), (0.5, 0.25), (0.0, 0.5)])
+def test_the_network_is_asked_where_the_client_is_certain_and_the_server_is_not(p, others, monkeypatch):
+    """It learns images drawn to their mean by gamma = 1/4, from both softened answers."""
+    x, logits, asked, queries = drawn(16, 1, 2, 2), drawn(16, 3), {}, []
+    weight = drawn(4, 3, seed=4)
+    monkeypatch.setattr(PairedLogits, "_server", lambda self, of: lambda images: images.flatten(1) @ weight)
+
+    def learned(draw, *of, **more):
+        asked.update(draw=draw, of=of, more=more)
+        return lambda query: queries.append(query) or "images"
+
+    monkeypatch.setattr(paired_logits, "learn", learned)
+    seen = scene(*answered(1, "logits", logits, x), target=2, rng=lambda purpose: f"rng of {purpose}", tell="tell")
+    found = PairedLogits(p=p, gamma=0.25, tau=2.0, steps=9, batch=5, width=3, lr=0.5).run(seen)
+    assert found.images == "images"
+    assert found.labels.tolist() == [0, 1, 2]
+    assert asked["of"] == (16, seen.shape)
+    assert asked["more"] == {
+        "steps": 9, "batch": 5, "width": 3, "lr": 0.5, "rng": "rng of paired_logits", "tell": "tell",
+    }  # fmt: skip
+    index = torch.tensor([7, 1])
+    inputs, target = asked["draw"](index)
+    both = [np.exp(v / 2) for v in (logits.numpy()[[7, 1]], x.numpy()[[7, 1]].reshape(2, 4) @ weight.numpy())]
+    np.testing.assert_allclose(inputs.numpy(), np.concatenate([v / v.sum(1, keepdims=True) for v in both], 1), 1e-4)
+    np.testing.assert_allclose(target.numpy(), (x.numpy()[[7, 1]] * 4 + x.numpy().mean(0)) / 5)
+    sure = 1 / 3 if p is None else p
+    undecided = [[sure if c == of else others for c in range(3)] for of in range(3)]
+    (query,) = queries
+    np.testing.assert_allclose(query.numpy(), np.concatenate([np.eye(3), undecided], 1), rtol=1e-6)
+
+
+def test_a_query_about_one_class_is_certain_on_both_sides(monkeypatch):
+    queries = []
+    monkeypatch.setattr(PairedLogits, "_server", lambda self, of: lambda images: images.flatten(1)[:, :1])
+    monkeypatch.setattr(paired_logits, "learn", lambda *of, **more: queries.append)
+    entries = answered(1, "logits", drawn(16, 1), drawn(16, 1, 2, 2))
+    PairedLogits().run(scene(*entries, target=2, classes=1, rng=lambda purpose: None, tell=None))
+    assert queries[0].tolist() == [[1.0, 1.0]]
+
+
+def test_the_servers_own_model_is_trained_on_auxiliary_records(monkeypatch):
+    fitted, held = {}, (torch.zeros(2, 1, 2, 2), torch.zeros(2).long())
+    monkeypatch.setattr(paired_logits.models, "build", lambda arch, **more: fitted.update(arch=arch, **more) or layer)
+    monkeypatch.setattr(paired_logits, "fit", lambda *of, **more: fitted.update(of=of, **more))
+    layer = nn.Linear(1, 1)
+    seen = scene(auxiliary=held, rng=lambda purpose: f"rng of {purpose}")
+    assert PairedLogits(server_steps=11)._server(seen) is layer
+    assert not layer.training
+    opt = fitted.pop("opt")
+    assert (opt.make, opt.options["lr"]) == (torch.optim.Adam, 1e-3)
+    assert fitted == {
+        "arch": "cnn", "shape": seen.shape, "classes": 3, "of": (layer, ce, held), "batch": 32, "steps": 11,
+        "rng": "rng of paired_logits server",
+    }  # fmt: skip
+
+
+def test_clients_go_side_by_side_where_models_stack(monkeypatch):
+    monkeypatch.setattr(paired_logits, "stacks_on", lambda device: device == "fast")
+    assert PairedLogits().at_once(SimpleNamespace(device="fast")) == 16
+    assert PairedLogits().at_once(SimpleNamespace(device="slow")) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 import torch
 from torch import Tensor
@@ -56,6 +58,32 @@ def test_inverters_in_a_stack_learn_what_they_learn_alone():
             torch.testing.assert_close(found[name], value, rtol=1e-7, atol=1e-9, msg=name)
         assert torch.equal(alone.rng.get_state(), together.rng.get_state())
     assert not torch.allclose(stacked[0].model.linear[0].weight, stacked[1].model.linear[0].weight)
+
+
+def test_a_stack_of_one_inverter_is_a_stack():
+    job = inverting(0, steps=0)
+    before = {name: t.clone() for name, t in job.model.state_dict().items()}
+    assert job.together([]) == [None]
+    assert all(torch.equal(t, before[name]) for name, t in job.model.state_dict().items())
+
+
+def test_a_descent_says_how_far_it_is_over_batches_and_restarts():
+    """Three images in batches of two, two steps, two restarts: what is done of a restart, in images."""
+    told: list[tuple[float, int, str]] = []
+    starts = torch.zeros(3, 1, 1, 1)
+    descend(
+        lambda x, index: x.flatten(1).sum(1), lambda r: starts + r, steps=2, lr=0.1, restarts=2, batch=2,
+        tell=lambda *of: told.append(of),
+    )  # fmt: skip
+    shares = [0, 1 / 3, 2 / 3, 5 / 6]
+    assert [share for share, *_ in told] == pytest.approx([*shares, *(1 + share for share in shares)])
+    assert [of[1:] for of in told] == [(2, f"step {step} of 2") for step in (0, 1)] * 4
+
+
+def test_batches_end_with_the_last_step():
+    for steps in (0, 1, 3, 4):
+        found = itertools.islice(_invert._endless(4, 2, torch.Generator(), steps), 9)
+        assert [len(index) for index in found] == [2] * steps
 
 
 def test_only_inverters_that_are_alike_are_a_stack(stacks):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from scenes import Entry, scene
@@ -191,3 +192,43 @@ def test_without_any_update_the_mean_prediction_is_taken(monkeypatch):
     assert LabelHistogram()._weights(scene()) is None, "no auxiliary record"
     monkeypatch.setattr(label_histogram, "uploaded", lambda scene, k: {})
     assert LabelHistogram()._weights(scene(auxiliary=(x, torch.zeros(5).long()))) is None
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_mean_gradient_of_each_class_by_numpy(bias):
+    """Softmax less the label, times what comes to the last layer; the bias comes last."""
+    torch.manual_seed(1)
+    model = nn.Module()
+    model.encoder = nn.Linear(4, 2)
+    model.classifier = nn.Sequential(nn.Linear(2, 5), nn.Linear(5, 3, bias=bias))
+    model.forward = lambda x: model.classifier(model.encoder(x.flatten(1)))
+    x, y = torch.rand(6, 1, 2, 2), torch.tensor([0, 2, 0, 1, 0, 2])
+    found = label_histogram.class_gradients(scene(auxiliary=(x, y)), model)
+    e = model.classifier[0](model.encoder(x.flatten(1))).detach().double().numpy()
+    z = np.exp(model(x).detach().double().numpy())
+    error = z / z.sum(1, keepdims=True) - np.eye(3)[y]
+    e = np.concatenate([e, np.ones((6, 1))], 1) if bias else e
+    wanted = [sum(np.outer(error[i], e[i]) for i in range(6) if y[i] == c) / int((y == c).sum()) for c in range(3)]
+    np.testing.assert_allclose(found.numpy(), np.stack(wanted), rtol=1e-5, atol=1e-7)
+    assert not model.classifier[1]._forward_hooks, "nothing is left at the layer"
+
+
+def test_a_release_that_speaks_of_classes():
+    here, one, pictures = scene(), torch.ones(4), torch.ones(2, 1, 2, 2)
+    speaks = label_histogram.speaks_of_classes
+    assert speaks({0: one, 2: one}, "prototypes", here)
+    assert speaks({0: pictures}, "synthetic_images", here)
+    assert not speaks({0: pictures}, "prototypes", here)
+    assert not speaks({0: one}, "synthetic_images", here)
+    for value in ({0: one, 3: one}, {"0": one}, {0: one, 1: [1.0]}, {0: one, 1: torch.ones(2, 2)}, {-1: one}):
+        assert not speaks(value, "logits", here)
+
+
+def test_the_best_release_is_the_claim_and_without_one_it_says_so():
+    seen = scene(counts(1, [6.0, 2.0, 0.0]))
+    found = LabelHistogram().run(seen)
+    assert (found.shares.tolist(), found.source) == ([0.75, 0.25, 0.0], "label_counts")
+    assert LabelHistogram().cannot(seen) is None
+    assert (
+        LabelHistogram().cannot(scene(target=2)).endswith("sees nothing of client 2 that this could read labels from")
+    )

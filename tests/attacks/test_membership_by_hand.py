@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,15 +14,25 @@ import torch
 from scenes import Entry, scene
 from torch import nn
 
+from fedaudit.attacks.baselines.blind_nearest import BlindNearest
+from fedaudit.attacks.baselines.blind_prior import BlindPrior
 from fedaudit.attacks.membership import (
     chosen_queries,
+    embedding_match,
     entropy,
+    gradient_cosine,
+    gradient_norm,
     logit_gap,
     modified_entropy,
     prototype_membership,
+    rmia,
+    shadow,
     update_alignment,
 )
 from fedaudit.attacks.membership.chosen_queries import ChosenQueries
+from fedaudit.attacks.membership.embedding_match import EmbeddingMatch
+from fedaudit.attacks.membership.gradient_cosine import GradientCosine
+from fedaudit.attacks.membership.gradient_norm import GradientNorm
 from fedaudit.attacks.membership.lira import gaussians, log_density
 from fedaudit.attacks.membership.logit_gap import LogitGap
 from fedaudit.attacks.membership.nearest_synthetic import NearestSynthetic
@@ -30,7 +41,7 @@ from fedaudit.attacks.membership.shadow import ShadowModels
 from fedaudit.attacks.membership.update_alignment import UpdateAlignment
 from fedaudit.attacks.shared import _means, _models
 from fedaudit.attacks.shared._means import MeansAttack, ShadowMeans
-from fedaudit.attacks.shared._models import ModelAttack, ShadowAttack, draw
+from fedaudit.attacks.shared._models import ModelAttack, ShadowAttack, Shadows, draw
 from fedaudit.errors import ThreatError
 from fedaudit.wire.release import Protection
 
@@ -245,6 +256,189 @@ def test_the_question_is_the_last_that_brought_images_and_was_answered_by_output
     gone = sent(2, 0, dropped=True, x=images)
     assert chosen_queries._question(scene(first, gone, third, late, *answers)) == (first, "x", 2)
     assert chosen_queries._question(scene(late, third, *answers)) is None
+
+
+def test_what_chosen_queries_and_matched_rows_need(monkeypatch):
+    """What every attack of their kind needs comes first."""
+    passive, active = scene(target=2), scene(target=2)
+    active.view.threat.name = "active-server"
+    assert ChosenQueries().cannot(passive).startswith("not attacked by this: it takes a server that sends")
+    for question, words in ((None, "no message asks client 2 for outputs on images that it brings"), ("one", None)):
+        monkeypatch.setattr(chosen_queries, "_question", lambda scene, question=question: question)
+        why = ChosenQueries().cannot(active)
+        assert why is None if words is None else why.endswith(words)
+    rows = scene(Entry("up", 2, 1, e=("embeddings", None)), target=2)
+    for encoders, words in (([], "sees no encoder of client 2 of a round with embeddings"), (["one"], None)):
+        monkeypatch.setattr(EmbeddingMatch, "_encoders", lambda self, scene, encoders=encoders: encoders)
+        why = EmbeddingMatch().cannot(rows)
+        assert why is None if words is None else why.endswith(words)
+        assert EmbeddingMatch().cannot(passive).endswith("sees no embeddings of client 2")
+
+
+def test_gradients_are_of_whole_models_and_of_models_that_moved(monkeypatch):
+    parts = scene(Entry("up", 0, 1, w=("weights", None)))
+    for whole, words in (((), "uploads parts of its model, which have no gradient by themselves"), (("one",), None)):
+        monkeypatch.setattr(gradient_norm, "whole_uploads", lambda scene, whole=whole: iter(whole))
+        why = GradientNorm().cannot(parts)
+        assert why is None if words is None else why.endswith(words)
+        assert GradientNorm().cannot(scene()).endswith("sees no weights of client 0")
+    for moves, words in (([], "of client 0 got and the one that it sent back"), (["one"], None)):
+        monkeypatch.setattr(GradientCosine, "_moves", lambda self, scene, moves=moves: moves)
+        why = GradientCosine().cannot(scene())
+        assert why is None if words is None else why.endswith("client 0 got and the one that it sent back")
+
+
+def test_scores_of_gradients_are_over_rounds_oldest_first(monkeypatch):
+    """Small gradients speak for a member: minus the logarithm of the norm, of which a 0 has one too."""
+    norms = {"new": torch.tensor([1.0, 2.0]), "old": torch.tensor([4.0, 0.0])}
+    monkeypatch.setattr(gradient_norm, "whole_uploads", lambda scene: iter([(0, 0, "new"), (0, 0, "old")]))
+    monkeypatch.setattr(gradient_norm, "gradient_norms", lambda model, x, y: norms[model])
+    found = GradientNorm().run(scene())
+    assert found.last.tolist() == pytest.approx([0, -math.log(2)])
+    assert found.scores.tolist() == pytest.approx([-math.log(4) / 2, (-math.log(2) - math.log(1e-30)) / 2])
+
+
+def test_what_training_took_away_from_the_model_that_was_sent(monkeypatch):
+    """Rounds 1 and 3 moved; in round 2 nothing did; round 4 has no start, round 5 no end, round 6 another size."""
+    start = {t: torch.tensor([1.0 * t, 2.0]) for t in (1, 2, 3, 5, 6)}
+    end = {1: torch.tensor([0.5, 2.0]), 2: start[2], 3: torch.tensor([3.0, 1.0]), 4: start[1], 6: torch.zeros(3)}
+    monkeypatch.setattr(gradient_cosine, "uploads", lambda scene, k: {t: (t, "w") for t in (3, 1, 2, 4, 5, 6)})
+    monkeypatch.setattr(gradient_cosine, "received", lambda scene, entry: start.get(entry))
+    monkeypatch.setattr(gradient_cosine, "trained", lambda scene, entry, name: end.get(entry))
+    monkeypatch.setattr(gradient_cosine, "flat", lambda model: model)
+    found = GradientCosine()._moves(scene())
+    assert [(begun.tolist(), change.tolist()) for begun, change in found] == [([1, 2], [0.5, 0]), ([3, 2], [0, 1])]
+    monkeypatch.setattr(gradient_cosine, "cosines", lambda model, x, y, change: change * 10 + model[0])
+    assert GradientCosine().run(scene()).last.tolist() == [3, 13]
+
+
+@pytest.mark.parametrize("sigma", [0.0, 0.5])
+def test_rows_are_matched_by_distance_or_under_noise_by_likelihood(sigma, monkeypatch):
+    release = SimpleNamespace(sigma=sigma)
+    monkeypatch.setattr(EmbeddingMatch, "_encoders", lambda self, scene: [(1, "e"), (2, "e")])
+    monkeypatch.setattr(EmbeddingMatch, "_release", lambda self, scene, t, name: release if t == 2 else SimpleNamespace(
+        sigma=9.0))  # fmt: skip
+    monkeypatch.setattr(EmbeddingMatch, "_matching", lambda self, y, last: "match" if last is release else None)
+    monkeypatch.setattr(
+        EmbeddingMatch, "_distance", lambda self, releases, match: torch.tensor([4.0, float(len(releases))])
+    )
+    monkeypatch.setattr(embedding_match, "log_ratio", lambda releases, match: torch.tensor([7.0, float(len(releases))]))
+    found = EmbeddingMatch().run(scene()).scores.tolist()
+    assert found == ([7, 2] if sigma else [-2, pytest.approx(-math.sqrt(2))])
+
+
+def test_which_classifier_learns_from_the_shadows(monkeypatch):
+    """Its library is slow to import, and stands aside."""
+    made = {
+        "sklearn": {},
+        "sklearn.ensemble": {"RandomForestClassifier": lambda **how: how},
+        "sklearn.linear_model": {"LogisticRegression": lambda **how: ("logistic", how)},
+        "sklearn.pipeline": {"make_pipeline": lambda *steps: steps},
+        "sklearn.preprocessing": {"StandardScaler": lambda: "scaler"},
+    }
+    for name, parts in made.items():
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**parts))
+    forest = {"n_estimators": 100, "min_samples_leaf": 5, "random_state": 7, "n_jobs": 1}
+    assert ShadowModels()._made(7) == forest
+    assert ShadowModels(classifier="logistic")._made(7) == ("scaler", ("logistic", {"max_iter": 1000}))
+
+
+@pytest.mark.parametrize(("gamma", "a", "grid"), [
+    (None, None, ((1.0, 1.5, 2.0, 4.0), (0.0, 0.3, 0.6, 1.0))), (3.0, None, ((3.0,), (0.0, 0.3, 0.6, 1.0))),
+    (None, 0.2, ((1.0, 1.5, 2.0, 4.0), (0.2,))), (3.0, 0.2, None),
+])  # fmt: skip
+def test_constants_of_rmia_are_tuned_unless_both_are_given(gamma, a, grid, monkeypatch):
+    """On the answers to auxiliary records: the probability of the true class."""
+    z, y = drawn(2, 5, 3), torch.tensor([0, 1, 2, 2, 1])
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    asked = []
+    monkeypatch.setattr(rmia, "tuned", lambda *of: asked.append(of) or (8.0, 9.0))
+    found = rmia.RMIA(gamma=gamma, a=a)._constants(Shadows(z, member, y, 2, ()))
+    if grid is None:
+        assert (found, asked) == ((3.0, 0.2), [])
+        return
+    assert found == (8.0, 9.0)
+    ((p, inside, *tried),) = asked
+    assert tuple(tried) == grid
+    exp = np.exp(z.numpy())
+    np.testing.assert_allclose(p.numpy(), (exp / exp.sum(2, keepdims=True))[:, [2, 3, 4], [2, 2, 1]])
+    assert torch.equal(inside, member[:, 2:])
+
+
+def test_of_one_round_rmia_tells_no_last(monkeypatch):
+    """The score of a candidate is over the auxiliary records that a shadow left out: the last was left out by none."""
+    z, y = drawn(2, 5, 3), torch.tensor([0, 1, 2, 2, 1])
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    target = drawn(5, 3, seed=3)
+    shadows = Shadows(z, member, y, 2, ("note",))
+    monkeypatch.setattr(rmia.RMIA, "attacked_rounds", lambda self, scene, online: [(target, shadows)])
+    found = rmia.RMIA(gamma=1.5, a=0.25).run(scene())
+    assert (found.last, found.notes) == (None, ("note",))
+
+    def true_p(logits):
+        exp = np.exp(logits.numpy())
+        return exp[np.arange(5), y.numpy()] / exp.sum(1)
+
+    of = np.stack([true_p(row) for row in z])
+    out = np.array([of[:, i][~member[:, i].numpy()].mean() for i in range(4)])
+    ratio = true_p(target)[:4] / ((1.25 * out + 0.75) / 2)
+    share = [np.mean([r >= 1.5 * w for w in ratio[2:]]) for r in ratio[:2]]
+    wanted = [s + r / (1 + r) / 4 for s, r in zip(share, ratio[:2], strict=True)]
+    assert found.scores.tolist() == pytest.approx(wanted)
+
+
+def test_two_shadows_of_one_candidate_have_a_variance():
+    """(1 - 2)^2 + (3 - 2)^2 over 2 - 1; the third shadow is not chosen."""
+    phi, chosen = torch.tensor([[1.0], [3.0], [50.0]]).double(), torch.tensor([[True], [True], [False]])
+    for each in (True, False):
+        mean, variance = gaussians(phi, chosen, each)
+        assert (mean.item(), variance.item()) == (2, 2)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_updates_from_one_broadcast_have_one_gradient(alike, monkeypatch):
+    """Clients that began apart have one each. A client whose start was not seen is left out."""
+    starts = {0: torch.tensor([1.0, 2.0]), 1: torch.tensor([1.0, 2.0]), 3: torch.tensor([1.0, 2.0 if alike else 3.0])}
+    ends = {k: torch.tensor([0.5 * k, 1.0]) for k in (0, 1, 2, 3)}
+    asked = []
+
+    def cosines(model, x, y, changes):
+        asked.append((model.tolist(), changes.tolist()))
+        return changes[:, :1] * 10
+
+    monkeypatch.setattr(update_alignment, "received", lambda scene, entry: starts.get(entry))
+    monkeypatch.setattr(update_alignment, "flat", lambda model: model)
+    monkeypatch.setattr(update_alignment, "cosines", cosines)
+    monkeypatch.setattr(update_alignment, "FEWEST", 2)
+    shown = {k: (k, end) for k, end in ends.items()}
+    found = UpdateAlignment()._cosines(scene(), shown)
+    assert found.tolist() == [[10], [5], [-5]]
+    changes = [(starts[k] - ends[k]).tolist() for k in (0, 1, 3)]
+    if alike:
+        assert asked == [([1, 2], changes)]
+    else:
+        assert asked == [(starts[k].tolist(), [change]) for k, change in zip((0, 1, 3), changes, strict=True)]
+    shown.pop(3)
+    assert UpdateAlignment()._cosines(scene(), shown) is None, "two are too few"
+    assert UpdateAlignment()._cosines(scene(target=2), {k: (k, end) for k, end in ends.items()}) is None
+
+
+def test_the_attacked_model_is_the_last_that_was_uploaded_or_the_published(monkeypatch):
+    seen = scene(published=lambda: "published")
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter([("entry", "w", "last"), ("entry", "w", "first")]))
+    assert _models.target_model(seen) == "last"
+    monkeypatch.setattr(_models, "whole_uploads", lambda scene: iter(()))
+    assert _models.target_model(seen) == "published"
+
+
+def test_blind_baselines_see_nothing_but_the_candidates():
+    """Near to an auxiliary record speaks for a member; and the labels are groups."""
+    x, held = torch.tensor([[0.0], [4.0]]), (torch.tensor([[1.0], [9.0]]), torch.tensor([0, 1]))
+    seen = scene(x=x, y=torch.tensor([2, 1]), auxiliary=held)
+    assert BlindNearest().run(seen).scores.tolist() == [-1, -3]
+    assert BlindNearest().cannot(seen) is None
+    assert BlindNearest().cannot(scene()) == "there is no auxiliary set: set aux above 0"
+    assert BlindPrior().run(seen).groups.tolist() == [2, 1]
 
 
 def reply_of(**fields):
@@ -493,3 +687,38 @@ def test_a_class_with_few_shadows_on_one_side_is_learned_with_the_others(monkeyp
     scores = attack.learn(X, labels, inside, np.zeros((5, 2)), asked_y, 3, 0)
     assert made == [((10, 2), 5, 5), ((23, 5), 14, 9)]
     assert scores.tolist() == pytest.approx([0.1, 0.2, 0.1, 0.2, 0.2])
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_shadows_classifier_sees_the_answers_of_all_rounds(rounds, monkeypatch):
+    """Two candidates and three auxiliary records, two shadows. The last round alone stands beside them, if there are
+    others."""
+    member = torch.tensor([[0, 0, 1, 0, 1], [0, 0, 0, 1, 1]]).bool()
+    y, learned = torch.tensor([0, 1, 1, 0, 1]), []
+    made = [
+        (drawn(5, 2, seed=t), Shadows(drawn(2, 5, 2, seed=t + 10), member, y, 2, (f"note {t}", "all")))
+        for t in range(rounds)
+    ]
+    monkeypatch.setattr(ShadowModels, "attacked_rounds", lambda self, scene, online: made if not online else None)
+    monkeypatch.setattr(shadow, "features", lambda z: z.numpy() * 2)
+
+    def learn(self, *of):
+        learned.append(of)
+        return np.array([float(len(learned)), 0.5])
+
+    monkeypatch.setattr(ShadowModels, "learn", learn)
+    here = scene(y=y[:2], rng=lambda purpose: torch.Generator().manual_seed(len(purpose)))
+    found = ShadowModels().run(here)
+    assert found.notes == ("all", "note 0", "note 1")[: rounds + 1]
+    assert found.scores.tolist() == [rounds, 0.5], "all rounds together come last"
+    assert found.last is None if rounds == 1 else found.last.tolist() == [1, 0.5]
+    assert len(learned) == rounds
+    X, labels, inside, asked, asked_y, classes, seed = learned[-1]
+    answers = [of_round.logits[:, 2:].numpy() * 2 for _, of_round in made]
+    np.testing.assert_array_equal(X, np.concatenate([a.reshape(6, 2) for a in answers], 1))
+    np.testing.assert_array_equal(asked, np.concatenate([z[:2].numpy() * 2 for z, _ in made], 1))
+    assert labels.tolist() == [1, 0, 1] * 2
+    assert inside.tolist() == [True, False, True, False, True, True]
+    assert (asked_y.tolist(), classes) == ([0, 1], 3)
+    assert seed == int(torch.randint(2147483647, (), generator=torch.Generator().manual_seed(len("classifier"))))
+    assert learned[0][0].shape == (6, 2), "the last round alone"

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
+from scenes import scene
+from torch import nn
 
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.claims import Attacked, TookPart
 from fedaudit.attack.score import participation
+from fedaudit.attacks.property import participation as attack
 from fedaudit.runtime.run_record import read_record
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.8, "holdout": 0.45}
@@ -68,3 +73,37 @@ def test_the_auc_over_clients_by_hand():
     assert found.client["2"].score == 2.0
     sure = [Attacked(k, TookPart(float(k)), nothing, nothing, torch.tensor(bool(k > 9))) for k in np.arange(20)]
     assert participation(sure).leak
+
+
+def test_the_likelihood_is_held_against_a_model_that_never_saw_the_client(monkeypatch):
+    """log p(y | x) of the published model, in the mean, less that of a reference if there are auxiliary records."""
+    x, y = torch.tensor([[1.0], [2.0], [3.0]]), torch.tensor([0, 1, 1])
+
+    def model(slope):
+        made = nn.Linear(1, 2, bias=False)
+        made.weight.data = torch.tensor([[slope], [0.0]])
+        return made
+
+    def mean(slope):
+        p = 1 / (1 + np.exp(-slope * np.array([1.0, 2.0, 3.0])))
+        return np.log(np.where([True, False, False], p, 1 - p)).mean()
+
+    asked, held = [], (torch.zeros(2, 1), torch.zeros(2).long())
+    monkeypatch.setattr(attack, "taught", lambda *of: asked.append(of) or model(0.5))
+    seen = scene(x=x, y=y, of_all=lambda: (model(-0.3), "arch"))
+    assert attack.Participation(steps=7).run(seen).score == pytest.approx(mean(-0.3))
+    assert asked == []
+    seen.auxiliary = held
+    assert attack.Participation(steps=7).run(seen).score == pytest.approx(mean(-0.3) - mean(0.5))
+    assert asked == [(seen, "arch", *held, 7)]
+
+
+@pytest.mark.parametrize(
+    ("name", "published", "words"),
+    [("server", True, "knows who took part"), ("active-server", True, "knows who took part"),
+     ("outsider", False, "no model that all clients made is published"), ("outsider", True, None)],
+)  # fmt: skip
+def test_what_it_takes_to_tell_who_took_part(name, published, words):
+    view = SimpleNamespace(threat=SimpleNamespace(name=name))
+    why = attack.Participation().cannot(SimpleNamespace(view=view, of_all=lambda: "model" if published else None))
+    assert why is None if words is None else why.endswith(words)

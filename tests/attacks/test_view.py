@@ -5,14 +5,21 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
+from scenes import Entry, scene
+from torch import nn
 
 import fedaudit
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.attack.scene import Scene
+from fedaudit.attacks.shared import _view
 from fedaudit.attacks.shared._view import by_class, images_in, inputs_of, received, row_numbers, uploaded
+from fedaudit.errors import ContractError
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.shape import Shape
+from fedaudit.training.models import Net
 from fedaudit.wire.message import State
 
 SMALL = {"dataset": "digits", "model": "mlp", "eval_clients": False, "aux": 0.5, "holdout": 0.45, "validation": 0.05}
@@ -125,3 +132,112 @@ def test_what_numbers_rows_of_the_public_set(value, right):
 )
 def test_what_is_a_table_by_class(value, classes):
     assert list(by_class(value, 3)) == classes
+
+
+# --- models of a view that is made up -------------------------------------------------------------------------------
+
+
+def weights(value):
+    return State({"classifier.weight": torch.tensor([[float(value)]])})
+
+
+def seen(*entries, **facts):
+    """Return a scene whose models have one weight."""
+
+    def model(arch, state):
+        if state.keys() != {"classifier.weight"}:
+            raise ContractError("another architecture")
+        if arch == "net 2":
+            return nn.Identity()
+        made = Net(nn.Identity(), nn.Linear(1, 1, bias=False), width=1, arch=arch)
+        made.load_state_dict(state)
+        return made
+
+    return scene(*entries, model=model, **facts)
+
+
+def weight_of(model):
+    return None if model is None else model.classifier.weight.item()
+
+
+def test_a_state_that_fits_is_a_model():
+    here = seen()
+    assert weight_of(_view.model_of(here, 0, weights(3))) == 3
+    assert _view.model_of(here, 0, {"classifier.weight": torch.zeros(1, 1)}) is None, "no state"
+    assert _view.model_of(here, 0, State({"other": torch.zeros(1)})) is None
+    assert _view.model_of(here, 2, weights(3)) is None, "no network of ours"
+
+
+def test_the_model_that_a_client_got_is_the_last_before_its_answer():
+    sent = [
+        Entry("down", 0, 2, 0, w=("weights", weights(1)), n=("count", 3)),
+        Entry("down", 0, 2, 1, w=("weights", weights(2)), v=("weights", State({"part": torch.zeros(1)}))),
+        Entry("down", 0, 2, 1, role="relay", w=("weights", weights(3))),
+        Entry("down", 0, 2, 1, dropped=True, w=("weights", weights(4))),
+        Entry("down", 0, 2, 2, w=("weights", weights(5))),
+        Entry("down", 0, 1, 0, w=("weights", weights(6))),
+        Entry("down", 1, 2, 0, w=("weights", weights(7))),
+        Entry("up", 0, 2, 0, w=("weights", weights(8))),
+    ]
+    here = seen(*sent)
+    found = [weight_of(received(here, Entry("up", 0, 2, ask))) for ask in (0, 1, 2)]
+    assert found == [1, 2, 5]
+    assert received(here, Entry("up", 0, 3)) is None
+
+
+def test_a_clients_own_model_by_round_whole_or_as_a_change():
+    """Round 1: 5 + 0.5. Round 2: weights come before gradients. Round 3: no start. Round 4: of other names."""
+    change = [Entry("up", 0, t, g=("gradients", weights(0.5))) for t in (1, 2, 3)]
+    entries = [
+        Entry("down", 0, 1, w=("weights", weights(5))), Entry("down", 0, 2, w=("weights", weights(6))), *change,
+        Entry("up", 0, 2, w=("weights", weights(9))),
+        Entry("down", 0, 4, w=("weights", weights(7))), Entry("up", 0, 4, g=("gradients", State({"b": torch.ones(1)}))),
+        Entry("up", 1, 5, w=("weights", weights(1))), Entry("up", 0, 6, dropped=True, w=("weights", weights(1))),
+        Entry("up", 0, 7, n=("count", 4)),
+    ]  # fmt: skip
+    here = seen(*entries)
+    assert {t: (entry.round, name) for t, (entry, name) in _view.uploads(here, 0).items()} == {
+        1: (1, "g"), 2: (2, "w"), 3: (3, "g"), 4: (4, "g"),
+    }  # fmt: skip
+    assert {t: (entry.round, weight_of(model)) for t, (entry, model) in uploaded(here, 0).items()} == {
+        1: (1, 5.5), 2: (2, 9),
+    }  # fmt: skip
+    assert [(e.round, name) for e, name in _view.released(here, "gradients", 0)] == [(t, "g") for t in (1, 2, 3, 4)]
+    assert _view.others(here) == [1]
+    hidden = Entry("up", 3, 1, dropped=True, w=("weights", weights(1)))
+    assert _view.others(seen(hidden, *entries, Entry("up", 2, 1, n=("count", 4)), target=1)) == [0, 2]
+
+
+def test_images_of_an_answer_are_sent_named_or_the_whole_public_set():
+    """What was sent comes first, also in several parts; then rows by their numbers; then the whole set."""
+    public, x = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 1, 2, 2), torch.rand(5, 1, 2, 2)
+    upload = Entry("up", 0, 2, 1)
+
+    def found(rows, **values):
+        sent = Entry("down", 0, 2, 1, role="public", **{name: (None, value) for name, value in values.items()})
+        late = Entry("down", 0, 2, 2, role="public", x=(None, torch.zeros(7, 1, 2, 2)))
+        return inputs_of(scene(sent, late, public=public), upload, rows)
+
+    assert torch.equal(found(5, x=x, n=3), x)
+    assert torch.equal(found(3, x=x[:2], z=x[2:]), x[2:])
+    assert torch.equal(found(5, x=x[:2], z=x[2:]), x)
+    assert found(2, n=torch.tensor([3, 1]))[:, 0, 0, 0].tolist() == [3, 1]
+    assert torch.equal(found(4, x=x), public)
+    assert found(7, x=x) is None
+    assert inputs_of(scene(), upload, 4) is None
+
+
+def test_log_odds_distances_and_counts_by_numpy():
+    z, y = torch.tensor([[1.0, 2.0, 0.5], [0.0, -1.0, 3.0]]), torch.tensor([1, 0])
+    p = np.exp(z.double().numpy()) / np.exp(z.double().numpy()).sum(1, keepdims=True)
+    true = p[[0, 1], [1, 0]]
+    np.testing.assert_allclose(_view.confidence(z, y).numpy(), np.log(true / (1 - true)))
+    rows, to = torch.tensor([[0.0, 0.0], [3.0, 4.0]]), torch.tensor([[0.0, 1.0], [3.0, 2.0], [9.0, 9.0]])
+    assert _view.nearest(rows, to).tolist() == [1, 2]
+    assert _view.nearest(rows[:0], to).tolist() == []
+    images = torch.rand(3, 1, 2, 2)
+    assert torch.equal(_view.numbers_of(scene(), images), images.flatten(1))
+    tokens = torch.tensor([[0, 2, 2], [1, 1, 1]])
+    assert _view.numbers_of(scene(shape=Shape((3,), tokens=4)), tokens).tolist() == [[1, 0, 2, 0], [0, 3, 0, 0]]
+    wide = _view.numbers_of(scene(shape=Shape((2,), tokens=5000)), torch.tensor([[1, 1025]]))
+    assert (wide.shape, wide[0, 1].item()) == ((1, 1024), 2), "tokens share a place"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,11 +11,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedaudit import registry, run
+from fedaudit.methods.datafree import _datafree
 from fedaudit.methods.datafree._datafree import diagnose, take_turns
 from fedaudit.methods.datafree._generator import Generator, combined, diversity
 from fedaudit.methods.datafree._host import Host, Plain, host_of
 from fedaudit.runtime.world import World
 from fedaudit.training import models
+from fedaudit.wire.message import State
 from fedaudit.wire.transcript import Transcript
 
 LOCAL = {"B": 32, "eta": 0.05}
@@ -288,3 +291,60 @@ def test_fedftg_weighs_teachers_as_it_is_told(tiny, tmp_path):
     run(tiny("fedavg+fedftg", rounds=1, partition="dirichlet:0.3", set=values), out=tmp_path / "weights")
     mixed = final(tmp_path / "weights")
     assert any(not torch.equal(t, mixed[name]) for name, t in made["dynamic"].items())
+
+
+@pytest.mark.parametrize(("counts", "better"), [([[3.0, 2.0], [1.0, 2.0]], True), ([[3.0, 2.0], [1.0, 1.0]], False),
+                                                ([[1.0, 2.0]], True)])  # fmt: skip
+def test_a_distilled_model_has_to_be_right_as_often_as_the_hosts(counts, better):
+    """Over all clients together. As often is enough."""
+    asked = []
+
+    def ask(fn, message):
+        asked.append((fn, message))
+        return {k: SimpleNamespace(n=torch.tensor(n)) for k, n in enumerate(counts)}
+
+    method = SimpleNamespace(compare="compare")
+    host, distilled = State({"w": torch.zeros(1)}), State({"w": torch.ones(1)})
+    assert _datafree.DataFree._better(method, SimpleNamespace(ask=ask), host, distilled) is better
+    ((fn, message),) = asked
+    assert fn == "compare"
+    assert message.host is host
+    assert message.distilled is distilled
+
+
+def test_turns_have_recordings_for_all_their_steps():
+    """Three turns of 2 and 5 steps. What the losses draw is drawn before each step, and all buffers are kept."""
+    G, f, other = nn.BatchNorm1d(1), nn.Linear(1, 1), nn.BatchNorm1d(2)
+    asked, drawn = [], (lambda i: None, lambda i: True)
+
+    def optimise(params, loss, **how):
+        asked.append((len(params), loss, how))
+        return {f"after {len(asked)}": 1}
+
+    server = SimpleNamespace(optimise=optimise)
+    opts, losses = ("opt G", "opt f"), (lambda: "G", lambda: "f")
+    found = take_turns(
+        server,
+        G,
+        f,
+        *losses,
+        turns=3,
+        steps=(2, 5),
+        opts=opts,
+        settle=drawn,
+        beside=[other],
+        moments=({"a": 1}, {"b": 2}),
+    )
+    assert found == ({"after 5": 1}, {"after 6": 1})
+    assert [how["moments"] for *_, how in asked] == [{"a": 1}, {"b": 2}, *({f"after {i}": 1} for i in range(1, 5))]
+    for i, (count, loss, how) in enumerate(asked):
+        assert (count, loss, how["steps"], how["opt"]) == (2, losses[i % 2], (2, 5)[i % 2], opts[i % 2])
+        assert (how["repeats"], how["before"]) == (True, drawn[i % 2])
+        assert how["kept"].steps == (6, 15)[i % 2]
+        kept = [id(t) for t in (*G.buffers(), *other.buffers())]
+        assert [id(t) for t in how["kept"].changes] == kept
+        assert how["kept"] is asked[i % 2][2]["kept"], "one recording for all turns"
+    asked.clear()
+    take_turns(server, G, f, *losses, turns=2, steps=(1, 1), opts=opts, anew=True, moments=({"a": 1}, {"b": 2}))
+    assert [how["moments"] for *_, how in asked] == [{}] * 4
+    assert not {"repeats", "before", "kept"} & set(asked[0][2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -10,10 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit import run
-from fedaudit.methods.distillation import fedkd, fml
+from fedaudit.methods.distillation import fedkd, fke, fml, mhat
 from fedaudit.methods.prototypes import fedktl
 from fedaudit.methods.prototypes._transfer import mmd, simplex
 from fedaudit.training.fit import Live
+from fedaudit.wire.message import load
 from fedaudit.wire.transcript import Transcript
 
 LN2, LN3 = math.log(2), math.log(3)
@@ -213,3 +215,105 @@ def test_fedkds_longest_gradient_is_any_number_above_0():
     assert fedkd.FedKD(clip=0.5).clip == 0.5
     with pytest.raises(ValidationError):
         fedkd.FedKD(clip=0.0)
+
+
+def test_fmls_joint_loss_by_hand():
+    """As its mutual loss, but divergences are means over the two classes, and each reaches both networks.
+
+    The own logit's slope of 0.4 KL(own || meme) / 2 with own = p: p (1 - p) ln 3 = 3/16 ln 3; the meme's slope of
+    0.1 KL(meme || own) / 2 with both at q = 1/2: q (1 - q) (0 - ln 3) = -1/4 ln 3."""
+    f = Says(LN3, 0.0)
+    value = fml.joint(Live(f), torch.zeros(1, 1), T([0]), 0.9, 0.6)
+    assert value.item() == pytest.approx(0.9 * math.log(4 / 3) + 0.05 * LK + 0.6 * LN2 + 0.2 * KL, abs=1e-6)
+    value.sum().backward()
+    assert f.a.grad.item() == pytest.approx(-0.9 / 4 + 0.05 / 4 + 0.2 * 3 / 16 * LN3, abs=1e-6)
+    assert f.b.grad.item() == pytest.approx(-0.6 / 2 - 0.2 / 4 - 0.05 / 4 * LN3, abs=1e-6)
+
+
+@pytest.mark.parametrize(("intensity", "weights"), [("batch", "samples"), ("batch", "equal"), ("weight", "samples")])
+def test_fedkds_client_trains_a_pair_and_sends_the_change(intensity, weights, monkeypatch):
+    """The mentee begins as it was sent, or as it was kept and changed; W_h is kept from round to round."""
+    fits = []
+
+    class Trains:
+        device, width = torch.device("cpu"), 3
+        model, memory = SimpleNamespace(width=3), {}
+
+        def server_model(self):
+            made = nn.Linear(2, 1, bias=False)
+            made.width = 2
+            return made
+
+        def fit(self, loss, **how):
+            fits.append((loss, how))
+            with torch.no_grad():
+                how["model"].shared.weight.add_(1)
+                how["model"].W_h.weight.fill_(7.0)
+
+        def __len__(self):
+            return 11
+
+    class Low:
+        def __init__(self, g, energy):
+            self.change, self.energy = g["weight"].tolist(), energy
+
+    class Together:
+        def __init__(self, own, shared, W_h):
+            self.own, self.shared, self.W_h = own, shared, W_h
+
+    monkeypatch.setattr(fedkd, "Pair", Together)
+    monkeypatch.setattr(fedkd, "clipped", lambda opt, clip, pair: (opt.options["lr"], clip))
+    monkeypatch.setattr(fedkd, "LowRank", Low)
+    monkeypatch.setattr(fedkd.FedKD, "energy", lambda self, client: 0.75)
+    monkeypatch.setattr(fedkd, "Update", lambda g, n: ((g.change, g.energy), n))
+    method = fedkd.FedKD(intensity=intensity, weights=weights, E=2, B=5, eta=0.25, clip=4.0)
+    client, theta = Trains(), fedkd.State({"weight": T([[1.0, 2.0]])})
+    sent = method.local_update(client, fedkd.Mentee(theta, None))
+    assert sent == (([[1, 1]], 0.75), 11 if weights == "samples" else None)
+    assert client.memory["theta"] is theta
+    assert client.memory["W_h"]["weight"].tolist() == [[7, 7]] * 3
+    ((loss, how),) = fits
+    pair = how.pop("model")
+    assert (pair.own, pair.shared.weight.tolist()) == (client.model, [[2, 3]])
+    plain = {"epochs": 2, "batch": 5, "opt": (0.25, 4.0)}
+    if intensity == "batch":
+        assert (loss, how) == (fedkd.by_batch, plain | {"separable": False})
+    else:
+        assert (loss, how) == (fedkd.mutual, plain | {"given": {"intensity": intensity}})
+    monkeypatch.setattr(fedkd, "load", lambda net, state: fits.append(state) or load(net, state))
+    method.local_update(client, fedkd.Mentee(None, fedkd.State({"weight": T([[10.0, 10.0]])})))
+    assert [state["weight"].tolist() for state in fits[1:3]] == [[[11, 12]], [[7, 7]] * 3]
+
+
+def test_fedktls_traffic_by_hand(monkeypatch):
+    monkeypatch.setattr(fedktl, "bill", lambda plan, field, who, width, nobody=False: (field, who, width, nobody))
+    for t in (1, 2):
+        plan = SimpleNamespace(t=t, asked=lambda ask: [0, 1, 2], replied=lambda ask: [0, 2], shape=(3, 4, 5), classes=7)
+        assert fedktl.FedKTL(H=6).traffic(plan) == {
+            ("down", "GlobalPairs.seed"): fedktl.NUMBER * 3,
+            ("down", "GlobalPairs.I"): ("GlobalPairs.I", [0, 1, 2], 60, t == 1),
+            ("down", "GlobalPairs.Q"): ("GlobalPairs.Q", [0, 1, 2], 6, t == 1),
+            ("up", "Prototypes.P"): ("Prototypes.P", [0, 2], 7, False),
+        }
+
+
+@pytest.mark.parametrize(
+    ("pi", "K", "members"),
+    [(1.0, 3, [0, 1, 2]), (0.5, 4, [0, 1]), (0.01, 4, [0]), (0.6, 4, [0, 1]), (0.7, 4, [0, 1, 2])],
+)
+def test_a_share_of_fkes_clients_collaborates(pi, K, members):
+    assert [k for k in range(K) if fke.FKE(pi=pi).collaborates(k, K)] == members
+
+
+@pytest.mark.parametrize(("public", "labelled", "rows"), [(0, True, 5), (3, True, 3), (9, False, 5)])
+def test_mhats_traffic_by_hand(public, labelled, rows):
+    """Three are asked, two answer, four are told. Sizes are numbers here."""
+    plan = SimpleNamespace(
+        public=public, labelled=labelled, classes=7, asked=lambda ask: [0] * (3 + ask), replied=lambda ask: [0, 2],
+        tensor=lambda *sizes: math.prod(sizes) * 4, rows=lambda n: n * 100,
+    )  # fmt: skip
+    assert mhat.MHAT(B=5).traffic(plan) == {
+        ("down", "Auxiliary.x_p"): rows * 100 * 3, ("down", "Auxiliary.y_p"): rows * 4 * 3 if labelled else 0,
+        ("up", "LocalOutputs.f"): rows * 7 * 4 * 2, ("up", "LocalOutputs.N"): mhat.NUMBER * 2,
+        ("down", "GlobalOutputs.f"): rows * 7 * 4 * 4,
+    }  # fmt: skip

@@ -242,3 +242,90 @@ def test_a_batch_of_class_vectors_has_two_rows_at_least():
     assert transfer.rows({5: other, 1: one}, (2,), device).tolist() == [[1, 2], [3, 4]]
     assert transfer.rows({5: other}, (2,), device).tolist() == [[3, 4], [3, 4]]
     assert transfer.rows({}, (2,), device).tolist() == [[0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("weights", ["equal", "samples"])
+def test_fedprotos_client_sends_its_means_and_counts_if_they_weigh(weights, monkeypatch):
+    fits = []
+
+    class Trains:
+        classes, device, memory = 3, torch.device("cpu"), {}
+        x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([2, 2])
+        model = nn.Linear(1, 1)
+
+        def fit(self, loss, **how):
+            fits.append((loss, how))
+
+        def class_means(self, e, kind):
+            return {2: (e.tolist(), kind)}
+
+    client = Trains()
+    client.model.width, client.model.encode = 2, lambda x: x * 3
+    monkeypatch.setattr(fedproto, "Prototypes", lambda C: ("means", C))
+    monkeypatch.setattr(fedproto, "Counted", lambda C, n: ("counted", C, n.tolist()))
+    method = fedproto.FedProto(weights=weights)
+    C = {1: torch.tensor([4.0, 5.0])}
+    sent = method.local_update(client, SimpleNamespace(C=C))
+    means = {2: ([[3.0], [6.0]], "prototypes")}
+    assert sent == (("means", means) if weights == "equal" else ("counted", means, [0, 0, 2]))
+    assert client.memory["C"] is C
+    ((loss, how),) = fits
+    assert loss is fedproto.regularised
+    assert (how["epochs"], how["batch"]) == (method.E, method.B)
+    given = how["given"]
+    assert given["C"][1].tolist() == [4, 5]
+    assert given["held"].tolist() == [False, True, False]
+    assert (given["lam"], given["distance"]) == (method.lam, method.distance)
+    assert not client.model.training
+
+
+def test_a_decoder_sees_latents_with_the_noise_that_its_encoder_says(monkeypatch):
+    """Mean m and log-variance v: the latent is m + noise exp(v / 2), the divergence (m^2 + e^v - 1 - v) / 2."""
+    values, latents = [], []
+
+    class Makes(nn.Module):
+        def forward(self, z):
+            latents.append(z.detach())
+            return torch.zeros(len(z), 1, 2, 2)
+
+    def optimise(params, loss, steps, opt):
+        with torch.no_grad():
+            for p in params:
+                p.zero_()
+            params[-1].copy_(torch.tensor([0.5, 2.0 * math.log(3.0)]))
+        values.append(loss().item())
+        assert (steps, opt.options["lr"]) == (9, 1e-3)
+
+    x = torch.full((1, 1, 2, 2), 0.5)
+    server = SimpleNamespace(public=(x,), rng=lambda purpose: torch.Generator().manual_seed(0), optimise=optimise)
+    monkeypatch.setattr(transfer, "decoder", lambda server, H, width: Makes())
+    assert not transfer.trained_decoder(server, 1, 4, 9).training
+    rng = torch.Generator().manual_seed(0)
+    torch.randint(1, (1,), generator=rng)
+    noise = torch.randn(1, 1, generator=rng).item()
+    assert latents[0].item() == pytest.approx(0.5 + 3 * noise, rel=1e-5)
+    assert values == [pytest.approx(4 * 0.25 + (0.25 + 9 - 1 - 2 * math.log(3)) / 2, rel=1e-5)]
+
+
+@pytest.mark.parametrize("weights", ["equal", "samples", "literal"])
+def test_fedprotos_server_averages_sums_or_single_replies(weights, monkeypatch):
+    """Classes that nobody sent stay as they were. Equation 6 as written needs single replies."""
+    asked = []
+    cohort = SimpleNamespace(
+        ask=lambda fn, message: asked.append(("ask", message.C)) or "replies",
+        mean=lambda fn, message, by: asked.append(("mean", message.C, by)) or "mean",
+    )
+    new = {1: torch.tensor([5.0])}
+    monkeypatch.setattr(fedproto, "means_of_sums", lambda mean: new if mean == "mean" else None)
+    monkeypatch.setattr(
+        fedproto.FedProto, "average", lambda self, replies, classes: new if replies == "replies" else None
+    )
+    before = {0: torch.tensor([1.0]), 1: torch.tensor([2.0])}
+    method = fedproto.FedProto(weights=weights)
+    after = method.round(SimpleNamespace(C=before), SimpleNamespace(classes=3), cohort)
+    assert {c: v.tolist() for c, v in after.C.items()} == {0: [1], 1: [5]}
+    (call,) = asked
+    assert call[0] == ("ask" if weights == "literal" else "mean")
+    assert call[1] is before or call[1].keys() == before.keys()
+    assert call[2:] == ({"equal": (None,), "samples": ("n",), "literal": ()}[weights])
+    assert bool(method.needs_single_replies()) is (weights == "literal")

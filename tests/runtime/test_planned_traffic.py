@@ -6,9 +6,12 @@ GiB as "GB" and MiB as "MB".
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from scipy.stats import chi2
@@ -17,6 +20,7 @@ from fedaudit.errors import SettingError
 from fedaudit.runtime import planned_traffic
 from fedaudit.runtime.planned_traffic import make_plan, plan_traffic
 from fedaudit.setting import Setting
+from fedaudit.shape import Shape
 from fedaudit.wire.message import FRAME, Size
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "FMNIST": "fashion-mnist"}
@@ -395,3 +399,133 @@ def test_means_over_draws_and_rounds_and_their_spread():
     assert planned_traffic._mean([4, 8, 9], rounds=2) == 3.5
     assert planned_traffic._spread([4]) is None
     assert planned_traffic._spread([4, 8]) == pytest.approx(math.sqrt(8))
+
+
+# --- plans that are made up -----------------------------------------------------------------------------------------
+
+
+def planned_by(monkeypatch, traffic, **setting):
+    """Return a setting of three clients, of which two take part, whose method declares `traffic(plan)`."""
+    plan = make_plan(Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67))[1]
+    method = SimpleNamespace(traffic=traffic)
+    monkeypatch.setattr(planned_traffic, "make_plan", lambda setting: (method, plan))
+    monkeypatch.setattr(planned_traffic, "as_sent", lambda method, compress, declared: (
+        declared, {("up", "A.x")} if compress else set()))  # fmt: skip
+    return Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67, **setting)
+
+
+def test_bytes_of_unequal_rounds_by_field_and_direction(monkeypatch):
+    """Round t sends 10 t up and, in the second round only, 7 down: 30 and 7 over two rounds."""
+
+    def traffic(plan):
+        return {("up", "A.x"): 10 * plan.t} | ({("down", "B.y"): 7} if plan.t == 2 else {})
+
+    setting = planned_by(monkeypatch, traffic, rounds=2)
+    found = plan_traffic(setting)
+    assert found["fields"] == [
+        {"direction": "down", "field": "B.y", "bytes": 3.5}, {"direction": "up", "field": "A.x", "bytes": 15},
+    ]  # fmt: skip
+    assert {key: found[key] for key in ("method", "convention", "rounds", "clients", "participants")} == {
+        "method": "fedavg", "convention": "payload", "rounds": 2, "clients": 3, "participants": 2,
+    }  # fmt: skip
+    for name, total in (("up", 30), ("down", 7), ("total", 37)):
+        assert found[name] == {
+            "bytes_per_round": total / 2, "bytes": total, "MB": total / 1e6, "GB": total / 1e9,
+            "MiB": total / 1048576, "GiB": total / 1073741824,
+        }  # fmt: skip
+    assert not {"compress", "at_most", "partition", "draws"} & set(found)
+    wire = plan_traffic(setting, "wire")
+    assert [(row["field"], row["bytes"]) for row in wire["fields"]] == [
+        ("B.y", 3.5), ("A.x", 15), ("B.(frame)", FRAME), ("A.(frame)", 2 * FRAME),
+    ]  # fmt: skip
+    assert wire["total"]["bytes"] == 37 + 3 * 2 * FRAME
+
+
+def test_means_over_drawn_partitions_and_their_spread(monkeypatch):
+    """A partition sends as many bytes up as its number: 0 and 4, with the mean 2, spread sqrt(8)."""
+    setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): plan.public} if plan.public else {}, rounds=1)
+    monkeypatch.setattr(
+        planned_traffic, "drawn", lambda plan, setting, draw: dataclasses.replace(plan, public=4 * draw)
+    )
+    found = plan_traffic(setting, draws=2)
+    assert (found["draws"], found["partition"]) == (2, setting.partition)
+    assert found["fields"] == [{"direction": "up", "field": "A.x", "bytes": 2}]
+    assert (found["up"]["bytes"], found["down"]["bytes"], found["total"]["bytes"]) == (2, 0, 2)
+    assert found["up"]["bytes_std"] == found["total"]["bytes_std"] == pytest.approx(math.sqrt(8))
+    assert found["down"]["bytes_std"] == 0
+
+
+def test_under_a_compression_fields_of_unknown_size_are_named(monkeypatch):
+    setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): 5}, rounds=1, compress="svd:0.95")
+    found = plan_traffic(setting)
+    assert (found["compress"], found["at_most"]) == (setting.compress, ["A.x"])
+
+
+def test_in_secure_sums_what_is_sent_is_that_of_the_sums(monkeypatch):
+    asked = []
+    setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): 5}, rounds=2)
+    secure = setting.model_copy(update={"aggregate": "secure", "threshold": 0.5})
+    monkeypatch.setattr(planned_traffic, "planned_sums", lambda method, declared, plan, threshold: (plan.t, threshold))
+    monkeypatch.setattr(planned_traffic, "in_sums", lambda method, declared, sums: asked.append((declared, sums)) or {
+        ("up", "A.x"): 100 * sums[0], ("down", "S.k"): Size(3)})  # fmt: skip
+    assert planned_traffic._over_rounds(*planned_traffic.make_plan(secure), secure, "payload", set()) == {
+        ("up", "A.x"): 300, ("down", "S.k"): 6,
+    }  # fmt: skip
+    assert asked == [({("up", "A.x"): 5}, (t, 0.5)) for t in (1, 2)]
+    silent = planned_by(monkeypatch, lambda plan: None, rounds=1)
+    with pytest.raises(SettingError, match="fedavg does not declare its traffic"):
+        plan_traffic(silent)
+
+
+def test_a_drawn_partition_counts_the_records_of_those_who_take_part(monkeypatch):
+    """Ten records, of which four are public and two of each class are left: y = 0, 1, 2, 0, 1, 2."""
+    shards, asked = [np.array([0, 3, 1]), np.array([2]), np.array([4, 5])], []
+    plan = make_plan(Setting.make(method="fedavg", model="mlp", clients=3))[1]
+    plan = dataclasses.replace(plan, participants=[0, 2], classes=3, public=4, labelled=True)
+    setting = Setting.make(method="fedavg", clients=3, seed=8, minimum=3, partition="iid")
+    monkeypatch.setattr(planned_traffic.datasets, "facts_of", lambda *of: SimpleNamespace(train=10))
+    monkeypatch.setattr(planned_traffic, "partition", lambda spec, y, clients, rng, **more: asked.append(
+        (spec, y.tolist(), clients, rng.integers(1 << 30), more)) or shards)  # fmt: skip
+    found = planned_traffic.drawn(plan, setting, 5)
+    assert found.counts == {0: [2, 1, 0], 2: [0, 1, 1]}
+    assert found.n == {0: 3, 2: 2}
+    first = np.random.default_rng([8, 5]).integers(1 << 30)
+    assert asked == [("iid", [0, 1, 2, 0, 1, 2], 3, first, {"classes": 3, "minimum": setting.minimum})]
+    shards[2] = np.array([9])
+    assert planned_traffic.drawn(dataclasses.replace(plan, labelled=False), setting, 5).counts[2] == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("setting", "who", "n", "public", "labelled"),
+    [
+        ({"participation": 0.5}, 2, 30, 0, True),
+        ({"participation": 0.01}, 1, 30, 0, True),
+        ({"public": 0.25}, 3, 22, 30, True),
+        ({"public_dataset": "other"}, 3, 30, 80, False),
+        ({"public_dataset": "other", "public": 0.25}, 3, 30, 20, False),
+    ],
+)
+def test_a_plan_spreads_the_published_records_evenly(setting, who, n, public, labelled, monkeypatch):
+    """120 records over four clients, and 80 of another data set."""
+    facts = {"digits": (120, 7), "other": (80, None)}
+
+    def facts_of(name, folder, size=None):
+        train, classes = facts[name]
+        return SimpleNamespace(train=train, classes=classes, shape=Shape((1, 8, 8)))
+
+    monkeypatch.setattr(planned_traffic.datasets, "facts_of", facts_of)
+    monkeypatch.setattr(planned_traffic, "plan_of", lambda setting, method, archs, participants, **more: (
+        archs, participants, more))  # fmt: skip
+    values = {"public": 0.0, "public_dataset": None, "participation": 0.7} | setting
+    made = Setting.make(method="fedavg", model="mlp", clients=4).model_copy(update={"dataset": "digits", **values})
+    method, (archs, participants, more) = make_plan(made)
+    assert type(method).__name__ == "FedAvg"
+    assert (len(archs), participants) == (4, list(range(who)))
+    size = more.pop("model_size")
+    assert more == {
+        "t": 1, "n": dict.fromkeys(range(who), n), "shape": (1, 8, 8), "classes": 7, "public": public,
+        "labelled": labelled,
+    }  # fmt: skip
+    whole = 64 * 128 + 128 + 128 * 7 + 7
+    assert size("mlp").payload == 4 * whole
+    assert size("mlp", lambda model: ["classifier.bias"]).payload == 4 * 7

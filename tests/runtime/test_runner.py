@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -635,3 +635,235 @@ def test_rounds_one_by_one_end_with_the_last(tiny, tmp_path):
     by_hand._run = SimpleNamespace(record=SimpleNamespace(rounds=[1, 2]))
     with pytest.raises(RunError, match="all 2 rounds of the run are over"):
         by_hand.round()
+
+
+class Rounds:
+    """Stands in for everything around `_one_round`, and keeps what was called in which order."""
+
+    def __init__(self, monkeypatch, turn=None, participants=(0, 2), isolated=None, in_process=True, compression=None):
+        self.did, self.asked, self.clock = [], [], iter([10.0, 13.45678])
+        self.facts = SimpleNamespace(
+            entries=["own"], absent=[], redone=[1, 4], alike=SimpleNamespace(entries=lambda: ["alike"])
+        )
+        self.run = SimpleNamespace(
+            setting=SimpleNamespace(rounds=5, flops="flops", seed=3), now=0, answers="answers", isolated=isolated,
+            engine=SimpleNamespace(in_process=in_process), state="before", watch=self.call("watch"),
+            world=SimpleNamespace(device=torch.device("cpu"), compression=compression), server=self.server,
+            transcript=SimpleNamespace(begin_round=self.call("begin"), end_round_behind=self.call("end", "end")),
+            timings=SimpleNamespace(add=self.call("timings")), record=SimpleNamespace(rounds=["round 1"]),
+            method=SimpleNamespace(round=self.round, diagnostics=lambda after: {f"of {after}": 1.5}),
+            note=lambda notes: self.did.append(("note", list(notes))),
+        )  # fmt: skip
+        self.wire = SimpleNamespace(traffic=SimpleNamespace(total={"up": (10, 11), "down": (20, 22)}.get))
+        self.turn, put = turn, monkeypatch.setattr
+        put(runner, "here", lambda: turn)
+        put(runner.time, "perf_counter", lambda: next(self.clock))
+        put(runner, "unrecorded", ["reason"])
+        put(runner, "participants_of", lambda setting, t: list(participants))
+        put(runner, "quorum_of", lambda setting, who: f"quorum of {who}")
+        put(runner, "Wire", lambda *of: self.asked.append(("wire", *of)) or self.wire)
+        put(runner, "Meter", self.meter)
+        put(runner, "RoundSoFar", lambda *of: self.asked.append(("so far", *of)) or self.facts)
+        put(runner, "asker", lambda run, so_far: "ask")
+        put(runner, "summing_of", lambda *of: SimpleNamespace(mean="mean", facts="facts", entries=["sum"], records=[]))
+        put(runner, "Cohort", lambda *of: of)
+        put(runner, "peak_rss", lambda: "rss")
+        for name in ("check_state", "_check_traffic", "count", "enter", "commit"):
+            put(runner, name, self.call(name))
+        put(runner, "_evaluate_round", self.call("evaluate"))
+        put(runner, "_round_in_own_process", lambda *of: self.did.append(("apart", *of[1:])) or "after")
+
+    def call(self, name, result=None):
+        return lambda *of: self.did.append((name, *(one for one in of if one is not self.run))) or result
+
+    def meter(self, party, t, device, flops):
+        self.asked.append(("meter", party, t, device.type, flops))
+        return SimpleNamespace(
+            away="away", span=lambda phase: nullcontext(self.asked.append(("span", phase))), close=lambda: "spans",
+            peak_gpu=lambda: "gpu",
+        )  # fmt: skip
+
+    def server(self, t, meter):
+        return "server", t, meter.away
+
+    def round(self, state, server, cohort):
+        if self.turn is not None:
+            self.turn.waited_s += 1.25
+        self.did.append(("round", state, server, cohort))
+        with seeded(3, "server", 4):
+            expected = torch.rand(2).tolist()
+        assert torch.rand(2).tolist() == expected, "the server's generator of this round"
+        return "after"
+
+
+def test_a_round_from_its_beginning_to_its_row(monkeypatch):
+    """Round 4 of 5: who is asked, what is metered, noted, counted, paid for and committed, and in which order."""
+    stage = Rounds(monkeypatch)
+    before = torch.get_rng_state()
+    runner._one_round(stage.run, 4)
+    assert torch.equal(before, torch.get_rng_state())
+    assert stage.run.now == 4
+    transcript, entries = stage.run.transcript, ["own", "alike", "sum"]
+    (meter,) = [one[3] for one in stage.asked if one[0] == "so far"]
+    assert stage.asked == [
+        ("wire", transcript, 4, "answers", torch.device("cpu")), ("meter", "server", 4, "cpu", "flops"),
+        ("so far", 4, stage.wire, meter, "quorum of [0, 2]"), ("span", "round"),
+    ]  # fmt: skip
+    assert stage.did == [
+        ("watch", 3, 5, "round 4"), ("begin", 4), ("round", "before", ("server", 4, "away"), ([0, 2], "ask", "mean")),
+        ("check_state", "after", "round"), ("timings", "spans", "rss", "gpu"), ("note", ["steps not recorded: reason"]),
+        ("_check_traffic", 4, [0, 2], stage.wire, "facts"), ("end", 4), ("evaluate", 4, "after"), ("count", stage.wire),
+        ("enter", 4, entries, stage.wire), ("commit", 4, "after", "end"), ("watch", 4, 5, "round 4"),
+    ]  # fmt: skip
+    assert stage.run.record.rounds == ["round 1", RoundRecord(
+        round=4, participants=[0, 2], absent=[], redone=2, up_payload=10, up_wire=11, down_payload=20, down_wire=22,
+        utility=None, sums=[], diagnostics={"of after": 1.5}, wall_s=3.4568, seeds=None, share_s=None,
+    )]  # fmt: skip
+
+
+def test_a_round_in_which_nobody_was_drawn_leaves_the_state(monkeypatch):
+    stage = Rounds(monkeypatch, participants=())
+    runner._one_round(stage.run, 4)
+    assert [row[0] for row in stage.did] == [
+        "watch", "begin", "note", "note", "end", "evaluate", "count", "enter", "commit", "watch",
+    ]  # fmt: skip
+    assert stage.did[2] == ("note", ["round 4: no client was drawn, and the state stayed as it was"])
+    assert ("commit", 4, "before", "end") in stage.did
+    assert stage.run.record.rounds[1].participants == []
+
+
+def test_a_servers_round_in_its_own_process(monkeypatch):
+    stage = Rounds(monkeypatch, isolated="apart", in_process=False)
+    runner._one_round(stage.run, 4)
+    assert stage.did[2] == ("apart", "apart", 4, ([0, 2], "ask", "mean"), "ask")
+    assert not {"round", "timings", "check_state"} & {row[0] for row in stage.did}
+    assert ("commit", 4, "after", "end") in stage.did
+    assert stage.asked[0][-1] is None, "what is sent is bytes, for another process"
+    squeezed = Rounds(monkeypatch, compression="svd")
+    runner._one_round(squeezed.run, 4)
+    assert squeezed.asked[0][-1] is None, "and where it is compressed"
+
+
+@pytest.mark.parametrize(("beside", "seeds", "share"), [([5, 6], 3, 2.2068), ([], None, None)])
+def test_a_round_beside_other_seeds_says_its_own_share(beside, seeds, share, monkeypatch):
+    """3.45678 seconds, of which others had 1.25."""
+    turn = SimpleNamespace(waited_s=7.0, beside=beside, away=None)
+    stage = Rounds(monkeypatch, turn)
+    runner._one_round(stage.run, 4)
+    row = stage.run.record.rounds[1]
+    assert (row.seeds, row.share_s, row.wall_s) == (seeds, share, 3.4568)
+    assert turn.away == "away"
+
+
+def test_what_a_server_in_its_own_process_asks_is_asked_here(monkeypatch):
+    """Replies of single clients, and means: of one message to all, of a message for each, of one to some."""
+    checked, meant, told = [], [], []
+    monkeypatch.setattr(runner, "encode", lambda what: f"bytes of {what}")
+    monkeypatch.setattr(runner, "decode", lambda blob, kind, device: f"{kind.__name__} {blob}")
+    monkeypatch.setattr(runner, "check_path", lambda *of: checked.append(of))
+    monkeypatch.setattr(runner, "find_function", lambda method, path: f"{method}.{path}")
+
+    def mean(fn, message, by):
+        meant.append((fn, message, by))
+        return SimpleNamespace(value="the mean", count=2)
+
+    cohort = SimpleNamespace(ids=(0, 2), mean=mean)
+    one, other = "".join(["blo", "b 1"]), "".join(["blo", "b 2"])
+
+    def server(what, t, state, ids, answers):
+        assert (what, t, state, ids) == ("round", 4, "bytes of state", [0, 2])
+        assert answers("train", {0: one}, None) == ({0: "reply"}, [0, 2], 0)
+        assert answers("learn", {2: one, 0: one}, {"by": "n"}) == ({0: "bytes of the mean"}, [0, 2], 2)
+        answers("learn", {0: one, 2: other}, {"by": None})
+        answers("learn", {2: other}, {"by": None})
+        said = {"spans": [{"party": "server", "round": 4, "phase": "round", "wall_s": 1.0, "cpu_s": 2.0}],
+                "rss": 7, "gpu": 8, "unrecorded": ["why"]}  # fmt: skip
+        return said, ("blob after",)
+
+    run = SimpleNamespace(
+        method="method", state="state", world=SimpleNamespace(device="cpu"),
+        timings=SimpleNamespace(add=lambda *of: told.append(of)), note=lambda notes: told.append(list(notes)),
+    )  # fmt: skip
+    asked = []
+    monkeypatch.setattr(runner, "Span", lambda **span: span)
+    after = runner._round_in_own_process(
+        run, SimpleNamespace(server=server), 4, cohort, lambda *of: asked.append(of) or {0: "reply"}
+    )
+    assert after == "Record blob after"
+    assert asked == [(cohort, "train", {0: one})]
+    assert checked == [("method", "train"), *[("method", "learn")] * 3]
+    assert meant == [
+        ("method.learn", "Down blob 1", "n"), ("method.learn", {0: "Down blob 1", 2: "Down blob 2"}, None),
+        ("method.learn", {2: "Down blob 2"}, None),
+    ]  # fmt: skip
+    (spans, rss, gpu), notes = told
+    assert (spans[0]["phase"], rss, gpu, notes) == ("round", 7, 8, ["steps not recorded: why"])
+
+
+@pytest.mark.parametrize(("now", "shown"), [(0, 1), (1, 1), (3, 3)])
+def test_an_error_of_a_device_is_explained_and_any_other_stays(now, shown, monkeypatch):
+    logged, asked = [], []
+    found = SimpleNamespace(who="server")
+    monkeypatch.setattr(runner, "device_error", lambda e, who: found if "device" in str(e) else None)
+    monkeypatch.setattr(runner, "explained", lambda *of: asked.append(of) or RunError("explained"))
+    run = SimpleNamespace(now=now, folder="FOLDER", setting="SETTING", log=logged.append, tell_slower=lambda why: None)
+    with pytest.raises(RunError, match="explained"), runner._explaining(run):
+        raise ValueError("a device is full")
+    assert asked == [(found, shown, "FOLDER", "SETTING")]
+    (text,) = logged
+    assert text.startswith(f"round {now}, server: Traceback")
+    with pytest.raises(KeyError), runner._explaining(run):
+        raise KeyError("other")
+    assert len(logged) == 1
+
+
+@pytest.mark.parametrize(("device", "waited"), [("cpu", []), ("cuda:1", [torch.device("cuda", 1)])])
+def test_a_round_that_is_asked_for_is_the_next_and_is_waited_for(device, waited, tiny, tmp_path, monkeypatch):
+    """Two rounds are over; the third is carried out, and its row returned."""
+    did, calls, at = [], [], torch.device(device)
+    by_hand = runner.RoundByRound(tiny(rounds=3), tmp_path)
+    rows = ["round 1", "round 2"]
+    by_hand._run = SimpleNamespace(
+        record=SimpleNamespace(rounds=rows), world=SimpleNamespace(device=at),
+        store=SimpleNamespace(settle=lambda: did.append("settled")),
+    )  # fmt: skip
+    monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext(did.append("explaining")))
+    monkeypatch.setattr(runner, "compute", lambda world: nullcontext(did.append("compute")))
+    monkeypatch.setattr(runner, "_one_round", lambda run, t: rows.append(f"round {t}"))
+    monkeypatch.setattr(torch.cuda, "synchronize", calls.append)
+    assert by_hand.round() == "round 3"
+    assert calls == waited
+    by_hand.settle()
+    assert did == ["explaining", "compute", "settled"]
+    assert by_hand.record.rounds is rows
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_rounds_one_by_one_are_opened_and_closed_in_order(fails, tiny, tmp_path, monkeypatch):
+    did = []
+
+    @contextmanager
+    def locked(folder):
+        did.append(("locked", folder))
+        yield
+        did.append("unlocked")
+
+    state = SimpleNamespace(world="world", transcript=SimpleNamespace(close=lambda: did.append("transcript")))
+    monkeypatch.setattr(runner, "locked", locked)
+    monkeypatch.setattr(runner, "RunState", lambda *of: did.append(of[1:]) or state)
+    monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext())
+    monkeypatch.setattr(runner, "compute", lambda world: nullcontext())
+    monkeypatch.setattr(runner, "check_records", lambda run: did.append("checked"))
+    monkeypatch.setattr(runner, "open_run", lambda run: did.append("opened") or (1 / 0 if fails else None))
+    monkeypatch.setattr(runner, "_close", lambda run: did.append("closed"))
+    begun = [("locked", tmp_path), (tmp_path, False, runner.unwatched, None, False), "checked", "opened"]
+    if fails:
+        with pytest.raises(ZeroDivisionError), runner.RoundByRound(tiny(), tmp_path):
+            pass
+        assert did[:5] == [*begun, "closed"]
+        assert "transcript" not in did
+    else:
+        with runner.RoundByRound(tiny(), tmp_path) as opened:
+            assert opened._run is state
+            assert did == begun
+        assert did == [*begun, "transcript", "closed", "unlocked"]

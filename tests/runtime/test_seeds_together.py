@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +17,10 @@ from precision import double
 
 from fedaudit import Setting, run
 from fedaudit.errors import RunError, SettingError
-from fedaudit.runtime import lockstep, run_opening, world
+from fedaudit.runtime import lockstep, run_opening, seeds_together, world
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.run_record import RunRecord, read_record
-from fedaudit.runtime.seeds_together import Place, alike, run_seeds, run_together
+from fedaudit.runtime.seeds_together import Ended, Place, alike, run_seeds, run_together
 from fedaudit.training import cuda_graphs
 
 SEEDS = (0, 3)
@@ -317,3 +319,146 @@ def test_the_command_line_takes_seeds(tmp_path: Path, fedaudit: Callable[..., tu
     assert (code, "--seed is for one run" in err) == (2, True)
     code, _, err = fedaudit(*how, "--seeds-together", "1;4")
     assert (code, "write the seeds with commas" in err) == (2, True)
+
+
+# --- runs that are made up -------------------------------------------------------------------------------------------
+
+
+def test_each_seed_has_its_place_and_errors_name_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders in the order of the seeds, progress that names the seed; one error is raised as it is, if it is alone."""
+    given: list[Any] = []
+    ended: list[Ended] = []
+
+    def together(places: list[Place], **how: bool) -> list[Ended]:
+        given.append((places, how))
+        return ended
+
+    monkeypatch.setattr(seeds_together, "run_together", together)
+    monkeypatch.setattr(seeds_together, "default_folder", lambda setting: Path(f"default-{setting.seed}"))
+    told: list[Any] = []
+    setting = setting_of("fedavg", engine="auto", seed=1)
+    ended[:] = [Ended("record 4"), Ended("record 2")]  # type: ignore[arg-type]
+    found = run_seeds(setting, [4, 2], out=["a", Path("b")], resume=True, watch=lambda *said: told.append(said))
+    assert found == ["record 4", "record 2"]
+    places, how = given.pop()
+    assert [(p.setting.seed, p.setting.engine, p.folder) for p in places] == [
+        (4, "stacked", Path("a")), (2, "stacked", Path("b")),
+    ]  # fmt: skip
+    assert how == {"resume": True, "overwrite": False}
+    places[1].watch(1, 5, "round 2")
+    assert told == [(1, 5, "seed 2: round 2")]
+    run_seeds(setting, [4, 2], overwrite=True)
+    places, how = given.pop()
+    assert [p.folder for p in places] == [Path("default-4"), Path("default-2")]
+    assert how == {"resume": False, "overwrite": True}
+    for out in (["a"], ["a", "b", "c"]):
+        with pytest.raises(SettingError, match=f"2 seeds need as many folders, not {len(out)}"):
+            run_seeds(setting, [4, 2], out=out)
+    ended[:] = [Ended("record 4"), Ended(error=ValueError())]  # type: ignore[arg-type]
+    with pytest.raises(RunError, match=r"^1 of 2 seeds .* failed; the others are done.\nseed 2 \(b\): ValueError$"):
+        run_seeds(setting, [4, 2], out=["a", "b"])
+    ended[:] = [Ended(error=KeyError("k")), Ended(error=ValueError("v"))]
+    with pytest.raises(RunError, match=r"^2 of 2 seeds .*\nseed 4 \(a\): 'k'\nseed 2 \(b\): v$") as caught:
+        run_seeds(setting, [4, 2], out=["a", "b"])
+    assert isinstance(caught.value.__cause__, KeyError)
+    ended[:] = [Ended(error=ValueError("alone"))]
+    with pytest.raises(ValueError, match="alone"):
+        run_seeds(setting, [4], out=["a"])
+
+
+@pytest.mark.parametrize(
+    ("over", "resume", "beside", "alone"),
+    [
+        ((), True, [1, 2, 3], []),
+        ((2,), True, [1, 3], [2]),
+        ((1, 2), True, [], [1, 2, 3]),
+        ((1, 2, 3), True, [], [1, 2, 3]),
+        ((1, 2), False, [1, 2, 3], []),
+    ],
+)
+def test_what_is_over_or_the_only_one_left_runs_as_usual(
+    over: tuple[int, ...], resume: bool, beside: list[int], alone: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[Any] = []
+    stacked: list[int] = []
+
+    def begin(setting: Setting, **how: Any) -> str:
+        began.append((setting.seed, setting.engine, how))
+        return f"record {setting.seed}"
+
+    def side_by_side(places: list[Place], works: list[Callable[[], Any]]) -> list[Ended]:
+        stacked.extend(place.setting.seed for place in places)
+        return [Ended(f"stacked {work()}") for work in works]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(seeds_together, "run", begin)
+    monkeypatch.setattr(seeds_together, "is_over", lambda place: place.setting.seed in over)
+    monkeypatch.setattr(seeds_together, "_side_by_side", side_by_side)
+    setting = setting_of("fedavg", engine="auto")
+    places = [Place(setting.model_copy(update={"seed": seed}), Path(f"run-{seed}"), print) for seed in (1, 2, 3)]
+    found = run_together(places, resume=resume, overwrite=True, refuse_idle=True)
+    assert [end.record for end in found] == [f"{'stacked ' * (s in beside)}record {s}" for s in (1, 2, 3)]
+    assert stacked == beside
+    assert sorted(seed for seed, *_ in began if seed not in beside) == alone
+    for seed, engine, how in began:
+        assert engine == "stacked"
+        assert how == {
+            "out": Path(f"run-{seed}"), "watch": print, "resume": resume, "overwrite": True, "refuse_idle": True,
+        }  # fmt: skip
+    began.clear()
+    run_together(places[:1])
+    assert [began[0][2][name] for name in ("resume", "overwrite", "refuse_idle")] == [False] * 3
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "rounds", "over"),
+    [
+        (False, "done", 3, False), (True, "done", 3, True), (True, "done", 2, False), (True, "done", 4, True),
+        (True, "running", 3, False),
+    ],
+)  # fmt: skip
+def test_a_run_is_over_with_all_its_rounds(
+    there: bool, status: str, rounds: int, over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if there:
+        (tmp_path / "record.json").touch()
+    record = SimpleNamespace(status=status, rounds=[None] * rounds)
+    monkeypatch.setattr(seeds_together, "read_record", lambda folder: record)
+    assert seeds_together.is_over(Place(setting_of("fedavg", rounds=3), tmp_path)) is over
+
+
+def test_runs_take_turns_under_the_conditions_of_them_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of one run is its end. A stop is everybody's."""
+    did: list[Any] = []
+    errors: dict[int, BaseException] = {5: ValueError("five")}
+
+    def take(turns: list[Any]) -> None:
+        did.append(("turns", [turn.seed for turn in turns]))
+        for turn in turns:
+            turn.result, turn.error = turn.work(), errors.get(turn.seed)
+
+    def turn(work: Callable[[], Any], generators: str, seed: int) -> Any:
+        return SimpleNamespace(work=work, generators=generators, seed=seed)
+
+    class Worlds:
+        def __call__(self, text: str) -> str:
+            return f"world of seed {json.loads(text)['seed']}"
+
+        def room_for(self, n: int) -> Any:
+            return nullcontext(did.append(("room", n)))
+
+    monkeypatch.setattr(seeds_together, "before_cuda", lambda setting: did.append(("before", setting.seed)))
+    monkeypatch.setattr(seeds_together, "resolve_device", lambda device: "device")
+    monkeypatch.setattr(seeds_together, "unrecorded", SimpleNamespace(clear=lambda: did.append("clear")))
+    monkeypatch.setattr(seeds_together, "world_of", Worlds())
+    monkeypatch.setattr(seeds_together, "compute", lambda world: nullcontext(did.append(world)))
+    monkeypatch.setattr(seeds_together, "Globals", lambda device: f"generators on {device}")
+    monkeypatch.setattr(seeds_together, "Turn", turn)
+    monkeypatch.setattr(seeds_together, "take_turns", take)
+    places = [Place(setting_of("fedavg", seed=seed), Path()) for seed in (4, 5)]
+    works: list[Any] = [lambda: "record 4", lambda: None]
+    ends = seeds_together._side_by_side(places, works)
+    assert [(end.record, str(end.error)) for end in ends] == [("record 4", "None"), (None, "five")]
+    assert did == [("before", 4), "clear", ("room", 2), "world of seed 4", ("turns", [4, 5])]
+    errors[4] = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        seeds_together._side_by_side(places, works)

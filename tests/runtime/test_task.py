@@ -502,3 +502,263 @@ def test_what_a_task_told_beside_its_reply_has_no_protection(entry: Any) -> None
     found = entry("update")
     kind = entry.__name__.replace("_", " ")
     assert (found.field, found.kind, found.noise_multiplier) == (f"update ({kind})", kind, 0.0)
+
+
+# --- a task that is made up ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class MadeSite:
+    k: int
+    swap: Any = None
+
+
+class Stage:
+    """Stands in for everything around a task: its world, its client, the wire, and what the client did."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, policies: bool = True, compression: str | None = None):
+        self.did: list[Any] = []
+        self.traced = ["before", "before"]
+        self.fails: BaseException | None = None
+        self.watched: list[Any] = []
+        self.client = SimpleNamespace(
+            looked=True, private_fits=2, entries=["paid"], released={"x": 1}, brought="brought", picked=[["p"]],
+            settle=lambda: "kept", release=lambda reply: (f"released {reply}", {"w": "protection"}),
+            bill=lambda entry: self.did.append(("bill", entry.kind)), fitting=False, dirty=False, plain_fits=0,
+        )  # fmt: skip
+        self.world = SimpleNamespace(
+            device=CPU, setting=SimpleNamespace(flops="flops", seed=5), policies={"a": 1} if policies else {},
+            compression=compression, archs=["a", "b"], shape="shape", classes=3, site=MadeSite,
+            method=SimpleNamespace(summand=lambda *of: ("summand", *of)),
+        )  # fmt: skip
+        self.turn: Any = None
+        put = monkeypatch.setattr
+        put(task, "world_of", lambda text: self.did.append(("world", text)) or self.world)
+        put(task, "Meter", self.meter)
+        put(task, "here", lambda: self.turn)
+        put(task, "compute", self.compute)
+        put(task, "received", lambda message, device: f"received {message}")
+        put(task, "_kept", lambda message, device: f"kept {message}")
+        put(task, "open_client", lambda *of: self.did.append(("open", *of[:3], *of[4:])) or self.client)
+        put(task, "find_function", lambda method, fn: self.fn)
+        put(task, "class_ids", lambda: "known")
+        put(task, "_wrap_steps", lambda fn: self.did.append("wrap"))
+        put(task, "traces", lambda fn, seen: self.traced.pop(0))
+        put(task, "_check_reply", lambda *of: self.did.append(("check", of[0], of[2])))
+        put(task, "encode", lambda *of: ("encoded", *of))
+        put(task, "encode_lazily", lambda what, at: ("held", what, at))
+        put(task, "encode_tree", lambda what: ("tree", what))
+        put(task, "decode_tree", lambda what, device: ("decoded", what))
+        put(task, "state_after", lambda client, kept: ("state", kept))
+        put(task, "peak_rss", lambda: 77)
+        put(task, "promised", lambda fn: ("one", "two"))
+        put(task, "device_error", lambda e, who: None)
+
+    def meter(self, party: str, t: int, device: torch.device, flops: str) -> Any:
+        self.did.append(("meter", party, t, flops))
+        return SimpleNamespace(away="away", span=self.span, close=lambda: ["span"], peak_gpu=lambda: 88)
+
+    @contextmanager
+    def span(self, phase: str) -> Iterator[None]:
+        self.did.append(("span", phase))
+        yield
+
+    @contextmanager
+    def compute(self, world: Any) -> Iterator[None]:
+        yield
+
+    def fn(self, client: Any, message: Any) -> str:
+        with task.seeded(5, "client 4", 6, 1):
+            expected = torch.rand(2).tolist()
+        assert torch.rand(2).tolist() == expected, "the client's own generator of this ask"
+        self.watched.append(client.watched)
+        if self.fails is not None:
+            raise self.fails
+        return f"reply to {message}"
+
+    def run(self, gate: Any = None, **options: Any) -> Done:
+        asked = Task("setting", "train", 4, 6, 1, b"state", b"message", attempt=2, **options)
+        return task._gated_task(asked, gate or SimpleNamespace(tape="tape"))
+
+
+OPENED = ("open", MadeSite(4), 6, 1, b"state", 2, "received b'message'", task.Client)
+
+
+def test_a_task_from_its_message_to_its_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    before = torch.get_rng_state()
+    done = stage.run()
+    assert torch.equal(before, torch.get_rng_state())
+    assert done == Done(
+        4, ("held", ("state", "kept"), None), ("held", "released reply to received b'message'", None),  # type: ignore[arg-type]
+        protection={"w": "protection"}, entries=["paid"], released=("tree", {"x": 1}), tape="tape", spans=["span"],  # type: ignore
+        rss=77, gpu=88, private_fits=2, brought="brought", picked=[["p"]], chose=True,  # type: ignore[arg-type]
+    )  # fmt: skip
+    assert stage.did == [
+        ("world", "setting"), ("meter", "client 4", 6, "flops"), ("span", "decode"), OPENED, "wrap", ("span", "task"),
+        ("check", "reply to received b'message'", "known"), ("span", "encode"),
+    ]  # fmt: skip
+    assert stage.watched == [None]
+
+
+def test_a_task_without_policies_is_not_traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor has it chosen anything that has to be paid for."""
+    stage = Stage(monkeypatch, policies=False)
+    stage.client.released = {}
+    done = stage.run(here=True)
+    assert "wrap" not in stage.did
+    assert len(stage.traced) == 2
+    assert (done.chose, done.released) == (False, None)
+    assert done.state == ("held", ("state", "kept"), CPU)
+    assert done.reply == ("held", "released reply to received b'message'", CPU)
+
+
+@pytest.mark.parametrize(
+    ("looked", "fits", "after", "billed"),
+    [
+        (True, 0, "changed", True),
+        (False, 1, "changed", True),
+        (False, 0, "changed", False),
+        (True, 1, "before", False),
+    ],
+)
+def test_what_is_left_behind_after_a_look_is_billed(
+    looked: bool, fits: int, after: str, billed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(monkeypatch)
+    stage.client.looked, stage.client.private_fits, stage.traced = looked, fits, ["before", after]
+    done = stage.run()
+    assert (("bill", "left behind") in stage.did) is billed
+    assert done.chose is looked
+
+
+def test_a_function_of_one_message_class_has_nothing_to_choose(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    monkeypatch.setattr(task, "promised", lambda fn: ("one",))
+    assert stage.run().chose is False
+
+
+def test_a_compressed_reply_is_encoded_against_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch, compression="svd")
+    found = stage.run().reply
+    assert found == ("encoded", "released reply to received b'message'", "svd", "kept b'message'")
+
+
+@pytest.mark.parametrize("masked", [True, False])
+def test_a_reply_that_enters_a_sum(masked: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A masked one has no protection of its own."""
+    stage, asked = Stage(monkeypatch), []
+    reply = task.Masked.__new__(task.Masked) if masked else "in the sum"
+
+    def entered(*of: Any) -> Any:
+        asked.append(of)
+        return SimpleNamespace(reply=reply, layout="layout", cut=9)
+
+    monkeypatch.setattr(task, "entered", entered)
+    done = stage.run(terms="terms")
+    ((_, sender, value, message), told, terms, k, device) = asked[0]
+    assert (value, message, told) == ("released reply to received b'message'", *["received b'message'"] * 2)
+    assert (terms, k, device) == ("terms", 4, CPU)
+    assert dataclasses.astuple(sender) == (4, 6, ("a", "b"), "shape", 3)
+    assert (done.layout, done.cut, done.protection) == ("layout", 9, {} if masked else {"w": "protection"})
+    assert done.reply is not None
+    assert done.reply[1] is reply
+    assert [row for row in stage.did if row[0] == "span"][2] == ("span", "sum")
+
+
+def test_a_task_that_is_watched_swapped_or_replayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = Stage(monkeypatch)
+    stage.turn = SimpleNamespace(away=None)
+    gate = SimpleNamespace(tape=None)
+    swap: Any = "swap"
+    done = stage.run(gate, watch=True, swap=swap, replay=b"before")
+    assert stage.did[3][1] == MadeSite(4, "swap")
+    assert stage.watched == [[]]
+    assert done.rows == []
+    assert gate.replay == ("decoded", b"before")
+    assert stage.turn.away == "away"
+    stage = Stage(monkeypatch)
+    stage.run(task.HandedOver(iter(()), CPU))
+    assert stage.did[3][-1] is task.TwinClient
+
+
+@pytest.mark.parametrize(
+    ("policies", "told", "entries"),
+    [(True, True, ["paid", "absence"]), (True, False, ["paid"]), (False, True, ["paid"])],
+)
+def test_a_client_that_fails_pays_for_what_it_did(
+    policies: bool, told: bool, entries: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = Stage(monkeypatch, policies)
+    stage.fails, stage.client.looked = ValueError("secret"), told
+    done = stage.run()
+    assert (done.k, done.reply, done.state, done.fatal) == (4, None, None, None)
+    assert done.error is not None
+    assert done.error.startswith("ValueError")
+    assert "secret" not in done.error
+    assert "secret" in done.detail
+    assert [getattr(entry, "kind", entry) for entry in done.entries] == entries
+    assert (done.spans, done.rss, done.gpu, done.tape) == (["span"], 77, 88, "tape")
+
+
+def test_who_is_to_blame_for_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device, or the method if our code says so: the run ends. A client that could not be opened pays nothing."""
+    stage = Stage(monkeypatch)
+    stage.fails = ContractError("raised by the method")
+    assert stage.run().fatal is None
+    stage = Stage(monkeypatch)
+    ours: Any = SimpleNamespace(filename=str(task.OURS / "runtime" / "party.py"))
+    monkeypatch.setattr(task, "last_frame", lambda e: ours)
+    stage.fails = ContractError("of the contract")
+    done = stage.run()
+    assert (done.fatal, done.error, done.entries) == (stage.fails, "of the contract", [])
+    stage = Stage(monkeypatch)
+    stage.fails = ValueError("of ours, and no contract")
+    assert stage.run().fatal is None
+    stage = Stage(monkeypatch)
+    stage.fails = ValueError("x")
+    found: Any = ContractError("the device is full")
+    monkeypatch.setattr(task, "device_error", lambda e, who: found if who == "client 4" else None)
+    done = stage.run()
+    assert (done.fatal, done.error) == (found, "the device is full")
+    assert "ValueError: x" in done.detail
+    stage = Stage(monkeypatch)
+    stage.fails = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        stage.run()
+    stage = Stage(monkeypatch)
+    monkeypatch.setattr(task, "open_client", lambda *of: (_ for _ in ()).throw(OSError("gone")))
+    done = stage.run()
+    assert (done.entries, done.fatal) == ([], None)
+    monkeypatch.setattr(task, "world_of", lambda text: (_ for _ in ()).throw(WireError("no such world")))
+    done = stage.run()
+    assert (done.k, done.error, str(done.fatal)) == (4, "no such world", "no such world")
+
+
+@pytest.mark.parametrize("followed", [True, False])
+def test_a_gate_records_what_is_let_out_if_there_is_a_twin(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    gates: list[Any] = []
+    monkeypatch.setattr(task, "_gated_task", lambda asked, gate: gates.append(gate) or Done(asked.k))
+    asked = Task("{}", "f", 3, 2, 0, b"", b"", noise=b"n" * 32, followed=followed)
+    assert run_task(asked) == Done(3)
+    assert type(gates[0]) is (task.Recorder if followed else task.Outputs)
+    given: Any = task.Outputs(task.NoiseKey(b"m" * 32))
+    run_task(asked, given)
+    assert gates[1] is given
+
+
+def test_steps_of_optimisers_of_a_tasks_own_are_wrapped_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Mine(torch.optim.SGD):
+        def step(self, closure: Any = None) -> None:  # type: ignore[override]
+            pass
+
+    module = SimpleNamespace(Mine=Mine, Other=dict, value=3)
+    monkeypatch.setitem(task.sys.modules, "made up", module)  # type: ignore[arg-type]
+    fn: Any = SimpleNamespace(__module__="made up")
+    before = Mine.step
+    task._wrap_steps(fn)
+    assert Mine.step is not before
+    assert Mine.step.hooked is True  # type: ignore[attr-defined]
+    wrapped = Mine.step
+    task._wrap_steps(fn)
+    assert Mine.step is wrapped, "once is enough"

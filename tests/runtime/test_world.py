@@ -9,14 +9,17 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import nn
 from torch.nn.functional import cross_entropy
 
 import fedaudit
-from fedaudit import Setting, read_record, run, sgd
+from fedaudit import Setting, State, Up, read_record, run, sgd
 from fedaudit.errors import DataError, RunError, SettingError
 from fedaudit.methods.distillation.dsfl import SoftLabels
+from fedaudit.rng import seeded
 from fedaudit.runtime import world as worlds
 from fedaudit.runtime.world import KeptRows, World, Worlds, chosen_engine, leaves, on_gpu
+from fedaudit.wire.message import Size
 
 
 def world(**values: object) -> World:
@@ -389,3 +392,185 @@ def test_how_often_a_kind_is_released():
     here = world(method="fedavg", rounds=4)
     here.method = SimpleNamespace(traffic=lambda plan: None, server_arch=lambda model: None)
     assert here.releases("weights") is None
+
+
+# --- a world that is made up ------------------------------------------------------------------------------------------
+
+
+def made_world(method=None, federation=None, **setting):
+    """Return a world without records: clients of the architectures a, b and a, whose models have one weight."""
+    world = World.__new__(World)
+    values = {"seed": 5, "init": "common", "clients": 3, "rounds": 4, "method": "mine", "server_model": None}
+    values |= {"model": "a", "public": 0.0, "public_dataset": None, "channels_last": False}
+    world.setting = SimpleNamespace(**(values | setting))
+    world.method = method or SimpleNamespace(server_arch=lambda model: None)
+    world.archs, world.shape, world.classes = ["a", "b", "a"], (1, 2, 2), 3
+    world.device, world.policies, world.federation = torch.device("cpu"), {}, federation
+    world._templates, world._bases = {}, {}
+    world.build = lambda arch: nn.Linear(1, 1 if arch == "a" else 2)
+    return world
+
+
+def drawn_by(*names, out=1):
+    with seeded(*names):
+        return nn.Linear(1, out).weight
+
+
+@pytest.mark.parametrize("init", ["common", "own"])
+def test_the_names_that_a_first_model_follows_from(init, monkeypatch):
+    """The server's architecture begins as the server does; with `own`, each client by itself."""
+    monkeypatch.setattr(worlds, "arch_on_server", lambda setting, method, archs: "a")
+    world = made_world(init=init)
+    common = init == "common"
+    names = [("server", 0), ("model", "b"), ("server", 0)] if common else [(f"client {k}", "model") for k in range(3)]
+    for k, of in enumerate(names):
+        wanted = drawn_by(5, *of, out=1 if k != 1 else 2)
+        assert torch.equal(world.fresh_model(k).weight, wanted)
+        assert torch.equal(world.fresh_model(k, 9).weight, drawn_by(9, *of, out=1 if k != 1 else 2)), "a shadow's seed"
+    assert world.fresh_model(0) is not world.fresh_model(0)
+    first = world.blank_model(0)
+    assert world.is_start(0, first) is common
+    assert world.is_start(2, first) is common
+    assert not world.is_start(1, first)
+    with torch.no_grad():
+        first.bias.add_(1)
+    assert not world.is_start(0, first)
+    assert not world.is_start(0, nn.Linear(1, 1, bias=False))
+
+
+def test_a_model_takes_a_state_or_a_copy_of_it():
+    world = made_world()
+    world.setting.init = "own"
+    state = State({"weight": torch.tensor([[4.0]]), "bias": torch.tensor([5.0])})
+    mine = world.model_with(0, state)
+    assert mine.weight.data_ptr() == state["weight"].data_ptr()
+    double = State({name: t.double() for name, t in state.items()})
+    assert world.model_with(0, double).weight.item() == 4
+    assert world.model_name(0) == "Linear"
+
+
+@pytest.mark.parametrize(
+    ("named", "by_method", "archs", "found"),
+    [
+        ("big", "m", "ab", "big"),
+        (None, "m", "ab", "m"),
+        (None, None, "aa", "a"),
+        (None, None, "a", "a"),
+        (None, None, "ab", None),
+    ],
+)
+def test_the_servers_architecture_is_named_or_that_of_all(named, by_method, archs, found):
+    method = SimpleNamespace(server_arch=lambda model: f"{by_method} for {model}" if by_method else None)
+    world = made_world(method, server_model=named)
+    world.archs = list(archs)
+    if found is None:
+        with pytest.raises(SettingError, match=r"mine asks for one server model, .* have several \(a, b\)"):
+            _ = world.server_arch
+    else:
+        assert world.server_arch == ("m for a" if found == "m" else found)
+
+
+def test_records_of_a_client_and_of_everybody():
+    shards = [SimpleNamespace(members=[1, 2, 3], canaries=[4]), SimpleNamespace(members=[5], canaries=[])]
+    rows = (torch.zeros(2, 1, 2, 2), torch.tensor([0, 1]))
+    federation = SimpleNamespace(shards=shards, public=[1, 2, 3], public_set=lambda: rows, rows=lambda index: index)
+    world = made_world(federation=federation, public=0.1)
+    assert [world.count(k) for k in (0, 1)] == [4, 1]
+    assert (world.has_public, world.public_labelled, world.public_size) == (True, True, 3)
+    assert torch.equal(world.public()[1], rows[1])
+    none = made_world(federation=federation)
+    assert not none.has_public
+    with pytest.raises(SettingError, match="mine needs a public transfer set"):
+        none.public()
+    foreign = made_world(federation=federation, public_dataset="other")
+    foreign._foreign = [0] * 7
+    assert (foreign.has_public, foreign.public_labelled, foreign.public_size) == (True, False, 7)
+
+
+@pytest.mark.parametrize(("last", "shape", "moved"), [(True, (2, 3, 2, 2), True), (True, (2, 3), False),
+                                                      (False, (2, 3, 2, 2), False)])  # fmt: skip
+def test_only_images_have_their_channels_last(last, shape, moved):
+    x, y = made_world(channels_last=last)._to_device((torch.zeros(shape), torch.zeros(2)))
+    assert x.shape == shape
+    assert (x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last)) is moved
+    assert y.shape == (2,)
+
+
+def test_how_often_a_kind_is_released_and_what_is_never_sent(monkeypatch):
+    """Two fields of a kind in each of four rounds; a field of no bytes, or not declared, is absent."""
+    asked = []
+    declared = {("up", "A.w"): 5, ("up", "A.v"): 7, ("up", "B.n"): 0, ("down", "C.w"): 9}
+    kinds = {"A.w": "weights", "A.v": "weights", "B.n": "count"}
+
+    class Sends(Up):
+        @classmethod
+        def optional(cls):
+            return ["w", "n", "z"]
+
+    method = SimpleNamespace(traffic=lambda plan: asked.append(plan) or declared)
+    world = made_world(method)
+    world.plan = lambda t, participants: (t, participants)
+    monkeypatch.setattr(worlds, "declared_of", lambda method, name: SimpleNamespace(kind=kinds[name]))
+    monkeypatch.setattr(worlds, "message_classes", lambda module: [Sends, Size])
+    assert (world.releases("weights"), world.releases("count"), world.releases("logits")) == (8, 4, 0)
+    assert asked[0] == (1, [0, 1, 2])
+    declared |= {("up", "Sends.w"): 5, ("up", "Sends.n"): 0, ("down", "Sends.z"): 9}
+    assert world.absent(3) == {"Sends.n", "Sends.z"}
+    assert asked[-1] == (3, [0, 1, 2])
+    silent = made_world(SimpleNamespace(traffic=lambda plan: None))
+    silent.plan = world.plan
+    assert silent.releases("weights") is None
+    assert silent.absent(1) == frozenset()
+
+
+def test_a_plan_has_the_records_of_all_clients(monkeypatch):
+    monkeypatch.setattr(worlds, "plan_of", lambda *of, **facts: (of, facts))
+    shards = [SimpleNamespace(members=[0] * n, canaries=[]) for n in (3, 4, 5)]
+    world = made_world(federation=SimpleNamespace(shards=shards, public=[1]))
+    of, facts = world.plan(2, [0, 2], asks="asks")
+    assert of == (world.setting, world.method, world.archs, [0, 2])
+    size = facts.pop("model_size")
+    counts = {0: 3, 1: 4, 2: 5}
+    assert facts == {
+        "t": 2, "n": counts, "shape": (1, 2, 2), "classes": 3, "public": 1, "labelled": True, "records": counts,
+        "asks": "asks",
+    }  # fmt: skip
+    assert size("b").payload == 4 * 4
+    assert size("b", lambda model: ["bias"]).payload == 4 * 2
+
+
+def test_parameters_that_are_not_trained_are_the_same_in_all_models(monkeypatch):
+    """They are drawn once for an architecture; what is trained is each model's own."""
+    world = made_world()
+    del world.build
+    world._build = lambda arch: nn.Linear(1, 2)
+    monkeypatch.setattr(worlds, "fixed", lambda model: {"bias"})
+    torch.manual_seed(0)
+    one, other = world.build("a"), world.build("a")
+    with seeded(5, "model", "a", "not trained"):
+        wanted = nn.Linear(1, 2).bias
+    assert torch.equal(one.bias, wanted)
+    assert torch.equal(other.bias, wanted)
+    assert not torch.equal(one.weight, other.weight)
+    assert not torch.equal(world.build("b").bias, wanted)
+
+
+def test_images_of_another_data_set_have_no_labels(monkeypatch):
+    world = made_world(public_dataset="other")
+    world._foreign = [[1.0], [2.0]]
+    monkeypatch.setattr(worlds, "to_input", torch.tensor)
+    x, y = world.public()
+    assert (x.tolist(), y.tolist()) == ([[1], [2]], [-1, -1])
+
+
+def test_all_clients_of_an_architecture_copy_one_first_model(monkeypatch):
+    """It is drawn once, and a client with a seed of its own draws another."""
+    monkeypatch.setattr(worlds, "arch_on_server", lambda setting, method, archs: "a")
+    world, built = made_world(), []
+    made = world.build
+    world.build = lambda arch: built.append(arch) or made(arch)
+    for k in (0, 2, 1, 0):
+        world.fresh_model(k)
+    assert built == ["a", "b"]
+    world.fresh_model(0, 7)
+    assert built == ["a", "b", "a"]

@@ -259,6 +259,22 @@ def test_what_cannot_be_timed_does_not_fit_a_budget(mine, tmp_path, monkeypatch)
     assert planned[0].why_not == "will fail: why"
 
 
+def test_of_a_run_that_starts_from_another_the_later_one_is_planned(mine, tmp_path, monkeypatch):
+    """The suite lists the run that it takes its clients from before it."""
+    made, asked = reproduce.make_cells, []
+
+    def with_first(suite, out, seeds_together):
+        asked.append((out, seeds_together))
+        (cell,) = made(suite, out)
+        return [SimpleNamespace(setting=SimpleNamespace(dataset="digits"), folder=out / "first"), cell]
+
+    monkeypatch.setattr(reproduce, "make_cells", with_first)
+    monkeypatch.setattr(reproduce, "forecast", lambda cells, measure: [Forecast(c, "new", 1, 1.0) for c in cells])
+    planned = reproduce.plan(find_table("mine", "7"), "cpu", tmp_path / "out", seeds=1, seeds_together=True)
+    assert [one.run.setting.method for one in planned] == ["fedavg", "constant"]
+    assert asked == [(tmp_path / "out", True)] * 2
+
+
 def test_a_forecast_is_measured_where_that_is_asked_for(mine, tmp_path):
     asked = ("mine", 7, "--scale", "cpu", "--out", tmp_path / "out", "--method", "constant", "--dry-run")
     assert "Time: not known" in called(*asked).output

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -169,3 +170,111 @@ def test_bf16_is_near_and_parameters_stay(arch: str, together: bool) -> None:
         found = [fitted.loss for fitted in (fit_together(jobs) if together else [job.alone() for job in jobs])]
     assert 1e-5 < max(abs(a / b - 1) for a, b in zip(found, wanted, strict=True)) < 0.05, "near, and not the same"
     assert all(t.dtype in (torch.float32, torch.int64) for job in jobs for t in job.model.state_dict().values())
+
+
+# --- with a device that stands in for a GPU --------------------------------------------------------------------------
+
+
+def test_the_global_generator_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the present GPU, unless it has a number."""
+    monkeypatch.setattr(torch.cuda, "default_generators", ("zero", "one", "two"))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
+    assert cuda_graphs.shared(torch.device("cpu")) is torch.default_generator
+    assert cuda_graphs.shared(torch.device("cuda")) == "two"
+    assert cuda_graphs.shared(torch.device("cuda", 1)) == "one"
+
+
+def test_conditions_are_plain_unless_said_and_end() -> None:
+    def now() -> tuple[Any, ...]:
+        return cuda_graphs.compiles(), cuda_graphs.halves(), cuda_graphs.stacks_networks()
+
+    before = now()
+    with cuda_graphs.conditions("compiled"):
+        assert now() == (True, None, False)
+        with cuda_graphs.conditions("eager", bf16=True, stacked=True):
+            assert now() == (False, torch.bfloat16, True)
+        assert now() == (True, None, False)
+    assert now() == before
+
+
+def test_replays_are_timed_and_leave_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five calls after one that does not count, a second each; waits before and after them."""
+    now, waits, state = [0.0], [], torch.zeros(2)
+
+    def work() -> None:
+        state.add_(1)
+        now[0] += 100.0 if state[0] == 1 else 1.0
+
+    monkeypatch.setattr(cuda_graphs.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(cuda_graphs, "_wait", lambda: waits.append(int(state[0])))
+    assert cuda_graphs.clocked(work) == 5.0
+    assert waits == [1, 6]
+    state.fill_(0)
+    assert cuda_graphs.timed(work, [state]) == 5.0  # type: ignore[arg-type]
+    assert state.tolist() == [0, 0]
+    assert cuda_graphs.timed(work, [state], 2) == 2.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("there", "waited"), [(True, 1), (False, 0)])
+def test_a_gpu_is_waited_for_where_there_is_one(there: bool, waited: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: calls.append(1))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    cuda_graphs._wait()
+    assert len(calls) == waited
+    assert cuda_graphs.capturing() is there
+
+
+@pytest.mark.parametrize("over", [0, 1])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_step_is_warmed_up_and_captured(over: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache is emptied if more is spare than recordings and their holders may keep."""
+    did: list[Any] = []
+
+    class Graph:
+        replay = "replay"
+
+        def capture_begin(self, **how: Any) -> None:
+            did.append(("begin", how))
+
+        def capture_end(self) -> None:
+            did.append("end")
+
+    class Stream:
+        def __init__(self, name: str):
+            self.name = name
+
+        def wait_stream(self, other: Any) -> None:
+            did.append(f"{self.name} waits for {other.name}")
+
+    def step() -> list[Any]:
+        did.append("step")
+        if fails and did.count("step") == 4:
+            raise ValueError("captured")
+        return [f"output {did.count('step')}"]
+
+    usual, aside = Stream("usual"), Stream("aside")
+    put = monkeypatch.setattr
+    put(cuda_graphs, "holders", [lambda: 3, lambda: 4])
+    put(torch.cuda, "memory_reserved", lambda: cuda_graphs.SPARE + 10 + 7 + over)
+    put(torch.cuda, "memory_allocated", lambda: 10)
+    put(torch.cuda, "empty_cache", lambda: did.append("emptied"))
+    put(torch.cuda, "current_stream", lambda: usual)
+    put(torch.cuda, "stream", lambda stream: nullcontext(did.append(f"on {stream.name}")))
+    put(torch.cuda, "synchronize", lambda: did.append("through"))
+    put(torch.cuda, "CUDAGraph", Graph)
+    put(cuda_graphs, "capture_stream", lambda: aside)
+    put(cuda_graphs._now, "warm_ups", 3, raising=False)
+    put(cuda_graphs._now, "pool", "pool", raising=False)
+    begun = [
+        *["emptied"] * over, "aside waits for usual", "on aside", "step", "step", "step", "through",
+        ("begin", {"pool": "pool", "capture_error_mode": "thread_local"}), "step", "end",
+    ]  # fmt: skip
+    if fails:
+        with pytest.raises(ValueError, match="captured"):
+            cuda_graphs._capture(step)
+        assert did == begun
+    else:
+        assert cuda_graphs._capture(step) == ("replay", ["output 4"])
+        assert did == [*begun, "usual waits for aside"]

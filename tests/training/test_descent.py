@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from fedaudit import adam, sgd
 from fedaudit.training import cuda_graphs
+from fedaudit.training import descent as descents
 from fedaudit.training.descent import Descent, Kept, side_by_side
 from fedaudit.training.fit import Opt
 
@@ -154,3 +159,82 @@ def test_on_a_gpu_side_by_side_gives_the_bits_of_each_alone() -> None:
     for (x, _), (_, state), wanted, after in zip(several, found, alone, ended, strict=True):
         assert torch.equal(x.detach(), wanted)
         assert torch.equal(state, after)
+
+
+class Generator:
+    """Stands in for a GPU's generator, whose states are names."""
+
+    def __init__(self) -> None:
+        self.did: list[Any] = []
+        self.now, self.made = "usual", 0
+
+    def graphsafe_get_state(self) -> str:
+        return self.now
+
+    def graphsafe_set_state(self, state: str) -> None:
+        self.now = state
+        self.did.append(state)
+
+    def clone_state(self) -> str:
+        self.made += 1
+        return f"mine {self.made}"
+
+    def set_state(self, state: Any) -> None:
+        self.did.append((self.now, "set to", state))
+
+    def get_state(self) -> str:
+        return f"end of {self.now}"
+
+
+@pytest.mark.parametrize("counts", [(2, 3), (2,)])
+def test_descents_side_by_side_have_streams_and_states_of_their_own(
+    counts: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of unequal lengths: the shorter is through before. The generator is as it was, also after an error."""
+    generator, did, device = Generator(), [], torch.device("cpu")
+
+    class UnderWay:
+        def __init__(self, made: Any):
+            self.descent, self.optimiser = made, f"optimiser {made.name}"
+
+        def begin(self) -> None:
+            did.append(("begin", self.descent.name, generator.now))
+
+        def step(self, i: int) -> None:
+            if self.descent.name == "bad":
+                raise ValueError("bad")
+            did.append((i, self.descent.name, generator.now))
+
+    def stream(name: str) -> Any:
+        return SimpleNamespace(name=name, wait_stream=lambda other: did.append((name, "waits for", other.name)))
+
+    usual = stream("usual")
+    put = monkeypatch.setattr
+    put(descents, "shared", lambda of: generator if of == device else None)
+    put(descents, "_UnderWay", UnderWay)
+    put(descents, "lane", lambda number, of: stream(f"lane {number}"))
+    put(descents, "moments_of", lambda optimiser: f"moments of {optimiser}")
+    put(torch.cuda, "current_stream", lambda of: usual)
+    put(torch.cuda, "stream", lambda lane: nullcontext(did.append(f"on {lane.name}")))
+    put(torch.cuda, "synchronize", lambda of: did.append(("through", of)))
+    made = [SimpleNamespace(name="abc"[i], steps=n, device=device) for i, n in enumerate(counts)]
+    states: Any = [f"drawn {i}" for i in range(len(counts))]
+    found = side_by_side(made, states)  # type: ignore[arg-type]
+    names = [(i, f"mine {i + 1}", "abc"[i]) for i in range(len(counts))]
+    assert found == [(f"moments of optimiser {name}", f"end of {mine}") for _, mine, name in names]
+    expected: list[Any] = []
+    for i, mine, name in names:
+        expected += [(f"lane {i}", "waits for", "usual"), f"on lane {i}", ("begin", name, mine)]
+    for step in range(max(counts)):
+        for i, mine, name in names:
+            expected += [f"on lane {i}", (step, name, mine)] if step < counts[i] else []
+    expected += [("usual", "waits for", f"lane {i}") for i, *_ in names] + [("through", device)]
+    assert did == expected
+    assert [row for row in generator.did if isinstance(row, tuple)] == [
+        (mine, "set to", f"drawn {i}") for i, mine, _ in names
+    ]
+    assert generator.now == "usual"
+    made[0].name = "bad"
+    with pytest.raises(ValueError, match="bad"):
+        side_by_side(made, states)  # type: ignore[arg-type]
+    assert generator.now == "usual"

@@ -37,6 +37,40 @@ def test_a_call_is_timed_after_a_warm_up(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(calls) == 16
 
 
+def test_the_least_of_three_tries_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one call that warms up, tries of two calls: 6, 2 and 4 seconds. Each begins when the device is through."""
+    now, steps, waits = [0.0], iter([9.0, 3.0, 3.0, 1.0, 1.0, 2.0, 2.0]), []
+    monkeypatch.setattr(device_rates.time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(device_rates, "_wait", waits.append)
+
+    def work() -> None:
+        now[0] += next(steps)
+
+    assert seconds(work, CPU, 2) == 1.0
+    assert waits == [CPU] * 6
+
+
+def test_only_a_gpu_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    for device in (CPU, torch.device("cuda", 1)):
+        device_rates._wait(device)
+    assert waited == [torch.device("cuda", 1)]
+
+
+def test_a_recording_is_timed_by_its_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many additions as it has kernels, replayed twenty times."""
+    asked: list[Any] = []
+    one = torch.zeros(1)
+    monkeypatch.setattr(device_rates, "Recording", lambda step, state: (step, state))
+    monkeypatch.setattr(device_rates, "seconds", lambda work, *of: asked.append((work, of)) or 3.0)
+    assert device_rates._replay(one, CPU) == 3.0 / device_rates.KERNELS
+    (((step, state), of),) = asked
+    assert (state, of) == ([one], (CPU, 20))
+    assert step() == []
+    assert one.item() == device_rates.KERNELS
+
+
 def test_the_doctor_says_them() -> None:
     lines = [f.line() for f in rate_findings(Rates({"float32": 5e13, "tf32": 4e14}, 4.1e12, 5.5e10, 4.2e-6, 1.1e-6))]
     assert "float32 50, tf32 400 TFLOP/s" in lines[0]

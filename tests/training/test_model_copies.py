@@ -143,3 +143,81 @@ def test_plain_layers_are_copied_without_deepcopy(monkeypatch: pytest.MonkeyPatc
         mine = copied(model)
     assert same(mine, model)
     assert mine[1][0] is not model[1][0]
+
+
+class Name(str):
+    __slots__ = ()
+
+
+class Own(torch.Tensor):
+    def __deepcopy__(self, memo: dict[int, object]) -> torch.Tensor:
+        return self.detach().clone().as_subclass(Own)
+
+
+def test_plain_values_of_a_kind_of_their_own_are_the_same_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Words, and tuples of plain values, cannot change: nobody copies them."""
+    layer = nn.Linear(1, 1)
+    layer.kind, layer.sizes, layer.none = Name("linear"), (3, "a", None), None  # type: ignore[assignment]
+    layer.register_parameter("absent", None)
+    layer.register_buffer("nothing", None)
+    layer.add_module("later", None)
+    with monkeypatch.context() as m:
+        m.setattr(copy, "deepcopy", lambda *_: pytest.fail("deepcopy"))
+        mine = copied(layer)
+    assert mine.kind is layer.kind
+    assert mine.sizes is layer.sizes
+    assert (mine.none, mine.absent, mine.nothing, mine.later) == (None,) * 4
+
+
+def test_what_hangs_at_a_tensor_is_copied_as_deepcopy_would() -> None:
+    """Attributes, classes of their own, and buffers with a gradient; tensors in two places stay one."""
+    layer, other = nn.Linear(1, 1), nn.Linear(1, 1)
+    tagged, shared, free = torch.ones(1), torch.ones(2), torch.ones(3, requires_grad=True)
+    tagged.tag = "mine"  # type: ignore[attr-defined]
+    for name, t in (("tagged", tagged), ("shared", shared), ("free", free), ("own", torch.ones(1).as_subclass(Own))):
+        layer.register_buffer(name, t)
+    other.register_buffer("shared", shared)
+    model = nn.Sequential(layer, other)
+    mine = copied(model)
+    assert mine[0].tagged.tag == "mine"  # type: ignore[union-attr]
+    assert mine[0].tagged is not tagged
+    assert mine[0].shared is mine[1].shared
+    assert mine[0].shared is not shared
+    assert (mine[0].free.requires_grad, mine[0].shared.requires_grad) == (True, False)  # type: ignore[union-attr]
+    assert type(mine[0].own) is Own
+    assert mine[0].own is not layer.own
+
+
+def test_a_state_is_taken_only_by_a_model_of_plain_tensors() -> None:
+    def taken(change: str) -> nn.Module | None:
+        model = nn.Linear(2, 1)
+        model.register_buffer("scale", torch.ones(1))
+        if change == "tag":
+            model.scale.tag = 1  # type: ignore[union-attr]
+        if change == "kind":
+            model.scale = torch.ones(1).as_subclass(Own)
+        if change == "leaf":
+            model.scale = torch.ones(1, requires_grad=True) * 2
+        state = {name: t.detach().clone() for name, t in model.state_dict().items()}
+        if change == "device":
+            state["bias"] = state["bias"].to("meta")
+        return copied_with(model, state)
+
+    assert taken("nothing") is not None
+    assert [taken(change) for change in ("tag", "kind", "leaf", "device")] == [None] * 4
+
+
+def test_a_layer_that_stands_in_two_places_takes_a_state_once() -> None:
+    """What is not in the state is copied: a buffer that is not kept, and what is not a tensor."""
+    model = nn.Sequential(nn.Linear(1, 1))
+    model[0].register_buffer("aside", torch.ones(1), persistent=False)
+    model.twin = model[0]
+    assert copied_with(model, dict(model.state_dict())) is None, "two names, one tensor"
+    del model.twin
+    state = {"0.weight": torch.tensor([[5.0]], requires_grad=True), "0.bias": torch.tensor([6.0])}
+    mine = copied_with(model, state)
+    assert mine is not None
+    assert mine[0].weight.is_leaf
+    assert mine[0].weight.item() == 5
+    assert mine[0].aside is not model[0].aside
+    assert mine[0].aside.tolist() == [1]  # type: ignore[operator]

@@ -550,3 +550,34 @@ def test_one_class_is_enough_and_none_is_not():
     assert models.build("mlp", shape=(1, 8, 8), classes=1)(torch.zeros(2, 1, 8, 8)).shape == (2, 1)
     with pytest.raises(SettingError, match="at least one class"):
         models.build("mlp", shape=(1, 8, 8), classes=0)
+
+
+def test_a_model_of_ones_own_is_built_of_its_parts(monkeypatch):
+    """And widened, if a common width is asked for."""
+    parts, asked = (nn.Flatten(), nn.Linear(4, 3), 4), []
+    monkeypatch.setattr(models, "_own", lambda *of: asked.append(of) or parts)
+    net = models.build("mine:Net", shape=(4,), classes=3)
+    assert (net.encoder, net.classifier, net.width, net.arch) == (*parts, "mine:Net")
+    assert asked == [("mine:Net", (4,), 3)]
+    wide = models.build("mine:Net/p6", shape=(4,), classes=3)
+    assert (wide.width, wide.classifier.in_features) == (6, 6)
+
+
+@pytest.mark.parametrize(("digits", "right"), [("1", True), ("1234567", True), ("12345678", False), ("0", False)])
+def test_a_common_width_has_seven_digits_at_most(digits, right):
+    if right:
+        assert models._parse(f"mlp/p{digits}")[2] == (int(digits), "p")
+        assert models._parse(f"mlp/{digits}") == ("mlp", Fraction(1), (int(digits), ""))
+    else:
+        with pytest.raises(SettingError, match="is not an embedding width"):
+            models._parse(f"mlp/{digits}")
+
+
+def test_a_stock_model_of_whole_width_is_not_narrowed(monkeypatch):
+    narrowed = []
+    monkeypatch.setattr(models, "_stock", lambda name, shape, classes: (nn.Flatten(), nn.Linear(4, classes)))
+    monkeypatch.setattr(models, "_narrow", lambda *of: narrowed.append(of[3]))
+    assert models.build("resnet18", shape=(1, 2, 2), classes=3).width == 4
+    assert narrowed == []
+    models.build("resnet18@0.5", shape=(1, 2, 2), classes=3)
+    assert narrowed == [Fraction(1, 2)]

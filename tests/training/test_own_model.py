@@ -105,6 +105,18 @@ class Tied(nn.Module):
         return self.b(self.a(x))
 
 
+class HalfTied(nn.Module):
+    """The classifier has a bias of its own, and the encoder's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(6, 6, bias=False), nn.Linear(6, 6)
+        self.b.weight = self.a.weight
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
 class Convolution(nn.Module):
     def __init__(self):
         super().__init__()
@@ -160,10 +172,11 @@ def test_what_cannot_be_taken_is_said(name, says, monkeypatch):
         built(f"own_models:{name}")
 
 
-def test_shared_weights_are_not_torn_apart(monkeypatch):
+@pytest.mark.parametrize("name", ["Tied", "HalfTied"])
+def test_shared_weights_are_not_torn_apart(name, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "own_models", __import__("sys").modules[__name__])
     with pytest.raises(SettingError, match="b shares weights with the encoder"):
-        built("own_models:Tied", classes=6)
+        built(f"own_models:{name}", classes=6)
 
 
 def test_lazy_layers_take_their_sizes(monkeypatch):

@@ -11,8 +11,9 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
-from fedaudit.training.fit import _is_own, _is_own_module, carried, traces
+from fedaudit.training.fit import _is_own, _is_own_module, carried, model_traces, traces
 
 
 class Kept:
@@ -154,3 +155,42 @@ def test_all_that_a_loss_brings_with_it():
     assert {"given", "named", "of an object"} <= set(carried(bound))
     later = "filled"
     assert "filled" in carried(loss)
+
+
+class Keeps(nn.Module):
+    """Somebody's own layer, within a layer of torch's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(1, 1), []
+        self.register_buffer("count", torch.zeros(1))
+
+
+@pytest.mark.parametrize("how", ["list", "attribute", "buffer", "another buffer", "class"])
+def test_a_model_that_keeps_something_shows(how, monkeypatch):
+    model = nn.Sequential(nn.ReLU(), Keeps())
+    before = model_traces(model)
+    assert model_traces(model) == before
+    if how == "list":
+        model[1].seen.append(torch.ones(1))
+    elif how == "attribute":
+        model[1].last = 3.5
+    elif how == "buffer":
+        model[1].count.add_(1)
+    elif how == "another buffer":
+        model[1].count = torch.zeros(1)
+    else:
+        monkeypatch.setattr(Keeps, "kept", [1], raising=False)
+    assert model_traces(model) != before
+
+
+def test_training_a_model_is_no_trace():
+    """Parameters change and get gradients; what a layer of torch's keeps is its own."""
+    model = nn.Sequential(nn.ReLU(), Keeps())
+    before = model_traces(model)
+    model[1].layer(torch.ones(1, 1)).sum().backward()
+    with torch.no_grad():
+        model[1].layer.weight.add_(1)
+    model[0].note = "of no interest"
+    assert model_traces(model) == before
+    assert len(before) == 3, "one buffer, and two rows of the own layer"
