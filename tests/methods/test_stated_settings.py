@@ -48,7 +48,7 @@ STATED = {
     "feddf": "N=1000[0, B=128[2, eta=0.001(0, tau=1.0(0,",  # stated: Adam from 0.001
     "feddistill": f"{LOCAL} gamma=1.0 others=True",  # HtFLlib's gamma
     "feddm": f"{CONDENSED} clip=2.0 rho=5.0 logits=True",  # stated: FedAF, Section 5.1
-    "feddropout": f"{LOCAL} sigma=4 weighted=True",
+    "feddropout": f"{AVERAGED} sigma=4 weighted=True",
     "feddyn": f"{LOCAL} alpha=0.01",  # stated: FedAF, Appendix A
     # Stated: E 5, B 10, eta 0.01, k 2, alpha 0.01, Section 4.1; 256 bins, Table A2.
     "fedfree": "E=5 B=10 eta=0.01 k=2[1, alpha=0.01 steps=1 samples=256 bins=256[1, q=2.0",
@@ -63,7 +63,7 @@ STATED = {
     "fedntd": f"{AVERAGED} beta=1.0[0, tau=1.0(0,",  # stated: the paper's tau
     "fedproto": f"{LOCAL} lam=1.0",
     "fedprox": f"{AVERAGED} mu=0.01",  # stated: FedFree, Table A2
-    "fedrolex": f"{LOCAL} sigma=4 weighted=True",
+    "fedrolex": f"{AVERAGED} sigma=4 weighted=True",
     "fedtgp": f"{LOCAL} lam=1.0 S=100 B_s=10 eta_s=0.01 tau=100.0 hidden=512",  # stated: FedFree, Table A2; HtFLlib
     # Stated: Appendix C has eta_G, d_z, tau, the betas, q and epsilon. E_G is Algorithm 1's one step a round.
     "fedzge": "E_k=10[0, B_k=256 E_prime=10[0, E=10[0, E_G=1[1, B=500[2, q=10[1, eta_k=0.01 eta=0.01 eta_G=0.001 "
@@ -72,7 +72,7 @@ STATED = {
     "d=100 width=128 keep_statistics=True",
     "fke": EXCHANGED,
     "fml": f"{LOCAL} alpha=0.5 beta=0.5",
-    "heterofl": f"{LOCAL} sigma=4 weighted=True scaled=True masked=True sbn=True",
+    "heterofl": f"{AVERAGED} sigma=4 weighted=True scaled=True masked=True sbn=True",
     "lgfedavg": LOCAL,
     "local": LOCAL,
     "mhat": f"{REMOTE} tau=5.0 lam=1.0",  # stated: FedZGE, Appendix C

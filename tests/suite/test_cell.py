@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -333,6 +334,7 @@ def test_missing_attacks_are_run_for_each_threat(monkeypatch):
 @pytest.mark.parametrize("training", [True, False])
 def test_claims_are_tried_in_order(training, monkeypatch):
     """Canaries only where DP-SGD trains. Data that is missing is no error of the claims, anything else is."""
+    room = lambda name: importlib.import_module(f"fedaudit.epsilon.{name}")  # noqa: E731
     done, told = [], []
 
     def noted(name, error=None):
@@ -343,13 +345,17 @@ def test_claims_are_tried_in_order(training, monkeypatch):
 
         return step
 
-    monkeypatch.setattr("fedaudit.epsilon.one_run.audit_run", noted("run", DataError("no losses")))
-    monkeypatch.setattr("fedaudit.epsilon.release_path.audit_releases", noted("releases"))
-    monkeypatch.setattr("fedaudit.epsilon.clipping.audit_clipping", noted("clipping"))
-    monkeypatch.setattr("fedaudit.epsilon.residuals.audit_residuals", noted("residuals"))
+    monkeypatch.setattr(room("one_run"), "audit_run", noted("run", DataError("no losses")))
+    monkeypatch.setattr(room("release_path"), "audit_releases", noted("releases"))
+    monkeypatch.setattr(room("clipping"), "audit_clipping", noted("clipping"))
+    monkeypatch.setattr(room("residuals"), "audit_residuals", noted("residuals"))
     canaries = SimpleNamespace(of="beside")
-    monkeypatch.setattr("fedaudit.epsilon.gradient_canaries.Canaries", lambda: canaries)
-    monkeypatch.setattr("fedaudit.epsilon.gradient_canaries.keep_canaries", noted("canaries", DataError("none")))
+    monkeypatch.setattr(room("gradient_canaries"), "Canaries", lambda: canaries)
+    monkeypatch.setattr(
+        room("gradient_canaries"),
+        "keep_canaries",
+        noted("canaries", DataError("none")),
+    )
     monkeypatch.setattr(cell_module, "read_record", lambda folder: SimpleNamespace(audits=[]))
     kind = "training" if training else "logits"
     one = cell(Setting.make(rounds=3, privacy={kind: {"epsilon": 1.0}}), trials=20)

@@ -276,20 +276,20 @@ def test_only_the_first_round_of_a_run_records(tmp_path: Path, replays: list[int
 def test_models_side_by_side_have_recordings_of_their_own(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """A model that is through costs nothing. One with a smaller last batch has a second recording, by OFTEN epochs."""
     monkeypatch.setattr("fedaudit.training.stacked.stack.goes_apart", lambda model, rows: True)
-    counts = [40, 8, 22, 16]  # of 4 rows: 10, 2, 5 and a half, and 4 steps an epoch
-    for again in range(3):
-        jobs, alone = make("cnn_bn@0.25", counts, epochs=8), make("cnn_bn@0.25", counts, epochs=8)
+    counts, epochs = [16, 8, 10], OFTEN + 1  # of 4 rows: 4, 2, and 2 and a half steps an epoch
+    for again in range(2):
+        jobs, alone = make("cnn_bn@0.1", counts, epochs=epochs), make("cnn_bn@0.1", counts, epochs=epochs)
         fit_together(jobs)
         with cuda_graphs.conditions("eager"):
             for job in alone:
                 job.alone()
         assert distance(jobs, alone) < 1e-10
-        assert len(replays) == 4 + 1, "the next round has them"
+        assert len(replays) == 3 + 1, "the next round has them"
         if not again:
             first = sorted(replays)
-    half = 8 - (OFTEN - 1)  # of the smaller batches; those before OFTEN are eager
-    assert first == sorted([80, 16, 40, 32, half])
-    assert sorted(replays) == sorted([240, 48, 120, 96, half + 8 + 8])
+    half = epochs - (OFTEN - 1)  # of the smaller batches; those before OFTEN are eager
+    assert first == sorted([4 * epochs, 2 * epochs, 2 * epochs, half])
+    assert sorted(replays) == sorted([8 * epochs, 4 * epochs, 4 * epochs, half + epochs])
 
 
 def test_models_side_by_side_share_no_memory(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
@@ -304,7 +304,7 @@ def test_models_side_by_side_share_no_memory(monkeypatch: pytest.MonkeyPatch, re
 
     monkeypatch.setattr(cuda_graphs, "_capture", noted)
     monkeypatch.setattr(kept_steps, "new_pool", lambda device: object())
-    fit_together(make("cnn_bn@0.25", [10, 12], epochs=8))
+    fit_together(make("cnn_bn@0.1", [10, 12], epochs=OFTEN + 1))
     assert len(pools) == 3
     assert len(set(pools)) == 2
     assert pools[0] is not pools[1]
