@@ -209,6 +209,7 @@ def update_by_torch(model, x, y, eta, steps):
     return {name: (p - after[name]).detach() for name, p in model.named_parameters()}
 
 
+@pytest.mark.long
 def test_simulated_steps_are_sgds(digits):
     x, y = digits[0][:5], digits[1][:5]
     plan = [torch.tensor([0, 1, 2]), torch.tensor([3, 4]), torch.tensor([4, 1, 0])]
@@ -292,6 +293,7 @@ def test_several_steps_on_several_records_are_matched(digits):
     assert mse(found, x).max() < 0.01
 
 
+@pytest.mark.long
 def test_eight_records_come_back_beyond_what_others_reach(digits):
     """One step on eight digits, searched from four starts: above the 16.8 dB that code written by others reached.
 
@@ -451,6 +453,7 @@ def test_the_attacker_protects_its_own_rows_alike():
     assert same_noise(rows, None, generator("a")) is rows
 
 
+@pytest.mark.long
 def test_results_and_pictures_are_in_the_record(embeds):
     results = attack_run(embeds / "plain", attacks=[{"attack": "decoder", "steps": 5}], clients=[1])
     (result,) = [r for r in results if r.attack == "decoder"]

@@ -96,6 +96,7 @@ def test_members_that_come_first_would_be_told_by_place(images, tmp_path, monkey
     assert told(images, tmp_path, OF_PLACES, seed=1) == {"position": True, "middle": False, "parity": False}
 
 
+@pytest.mark.long
 def test_a_split_in_the_order_of_the_file_would_be_told_by_name_time_and_size(images, tmp_path, monkeypatch):
     real = federation._shard
 

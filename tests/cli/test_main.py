@@ -66,6 +66,7 @@ def test_list_of_nothing(fedaudit):
     assert "Did you mean 'methods'?" in err
 
 
+@pytest.mark.long
 def test_command_line_over_file_over_defaults(fedaudit, tmp_path):
     (tmp_path / "s.toml").write_text('method = "fedavg"\nclients = 3\nrounds = 5\nseed = 4\n[set]\nE = 2\nB = 8\n')
     code, out, err = fedaudit(

@@ -67,6 +67,7 @@ def test_the_workflow_installs_fedaudit_from_where_its_owner_says():
     assert "github.com" not in CI
 
 
+@pytest.mark.long
 def test_bytes_and_flops_of_the_starter_are_those_of_fedavg(fresh):
     """Without the time, which `--benchmark-disable` leaves out: the exact gates of the test file."""
     fresh.runpytest_inprocess(*QUIET, "-k", "fast", "--benchmark-disable").assert_outcomes(passed=1, deselected=2)

@@ -95,6 +95,7 @@ def comes_out_again(folder) -> bool:
     return found.exact
 
 
+@pytest.mark.long
 def test_the_process_that_is_spared_is_honest(tmp_path):
     """The control of the sabotage: in this process it does nothing."""
     (found,) = audit_residuals(trained(tmp_path / "here", os.getpid()))
@@ -146,7 +147,7 @@ def test_what_a_worker_sends_back_is_held_against_the_key(tmp_path, monkeypatch)
     assert "it does not hold that noise" in found.how
 
 
-@pytest.mark.parametrize("step", ["eager", "compiled"])
+@pytest.mark.parametrize("step", ["eager", pytest.param("compiled", marks=pytest.mark.long)])
 def test_the_noise_of_a_stack_is_its_own(tmp_path, monkeypatch, step):
     """Private training in a stack has code of its own, whichever step a run asks for. Sabotaged in the run alone."""
     with monkeypatch.context() as m:

@@ -65,6 +65,7 @@ def test_honest_noise_is_not_refuted(trained):
     assert {a.test for a in read_record(trained).audits} == {a.test for a in audits}
 
 
+@pytest.mark.long
 def test_without_noise_the_claim_is_refuted_in_one_run(trained, monkeypatch):
     less_noise(monkeypatch, 0.0)
     assert "refuted" in {a.verdict for a in audit_canaries(trained, canaries=200)}

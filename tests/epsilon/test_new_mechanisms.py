@@ -84,6 +84,7 @@ def test_honest_noise_is_not_refuted(honest):
     }
 
 
+@pytest.mark.long
 def test_a_tenth_less_is_found_on_the_bytes(tmp_path, monkeypatch):
     """The run has 0.9 times the noise, and 0.9 times the flips, that its ledger says."""
     draw, drawn, flip = Laplace.draw, WholeNoise._drawn, randomised_response.flip
@@ -98,6 +99,7 @@ def test_a_tenth_less_is_found_on_the_bytes(tmp_path, monkeypatch):
     assert all(audit.verdict != "not refuted" for audit in found.values()), "never silent"
 
 
+@pytest.mark.long
 def test_neighbours_are_tried_and_the_claim_holds(honest):
     audits = audit_releases(honest, kinds=["embeddings", "label_counts", "labels"], clients=[0], trials=60)
     said = verdicts(audits)

@@ -167,6 +167,7 @@ def test_no_claim_is_no_refutation_but_the_bound_stands(leaky):
     assert one == 60
 
 
+@pytest.mark.long
 def test_a_blind_attacker_shows_nothing(tmp_path):
     """The same canaries, guessed from a model that was never trained on them."""
     run(method="fedavg", rounds=1, canaries=120, set={"eta": 1e-9}, out=tmp_path / "a", **SMALL)

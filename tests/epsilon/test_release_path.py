@@ -144,7 +144,7 @@ def test_too_little_noise_is_found_out(kind, clipped, monkeypatch):
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param(kind, marks=pytest.mark.long if kind in ("label_counts", "soft_labels") else [])
+        pytest.param(kind, marks=pytest.mark.long if kind in ("label_counts", "soft_labels", "logits") else [])
         for kind in ALL
         if kind != "synthetic_images"
     ],
@@ -198,6 +198,7 @@ def test_zero_out_is_tried_against_zeros(tmp_path):
     assert free(audits)[-1].verdict == "not tried"
 
 
+@pytest.mark.long
 def test_pure_noise_claims_zero_and_multipliers_what_they_give(tmp_path):
     """sigma / sensitivity = 2 at delta = 0.01 is epsilon = 0.91946, where Phi(1/4 - 2 e) - e^e Phi(-1/4 - 2 e) = 0.01
     (Balle and Wang 2018)."""

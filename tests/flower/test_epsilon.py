@@ -97,6 +97,7 @@ def test_half_the_noise_is_refuted_and_the_whole_is_not(mod, verdict, at, privat
     assert [(audit.test, audit.verdict) for audit in mine] == sorted((audit.test, audit.verdict) for audit in audits)
 
 
+@pytest.mark.long
 def test_the_honest_one_is_rarely_refuted(private_run):
     """Its noise is worth 3.51 and its claim 4: one in seventy is expected (2 of 150 were), in three at most one."""
     app = app_with(LocalDpMod(CLIP, 2 * CLIP, EPSILON, DELTA))

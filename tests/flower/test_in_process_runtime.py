@@ -130,6 +130,7 @@ def test_the_same_is_found(both):
         assert theirs[name].pooled.auc == ours[name].pooled.auc
 
 
+@pytest.mark.long
 def test_shadows_replay_the_apps_own_training(both):
     """On its requests, with other records: online LiRA runs, as it does on ours."""
     found = attack_run(both[1], attacks=[{"attack": "lira", "shadows": 4}], clients=[0])

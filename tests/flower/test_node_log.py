@@ -55,6 +55,7 @@ def pages(sk_app, tmp_path_factory):
     return folder
 
 
+@pytest.mark.long
 def test_the_same_run_as_with_both_sides(pages, sk_app, tmp_path):
     result = CliRunner().invoke(cli, ["flower", "collect", str(pages), "--out", str(tmp_path / "mod"), "--nodes", "2"])
     assert result.exit_code == 0, result.output + str(result.exception)

@@ -406,6 +406,7 @@ def test_data_free_clients_go_on_from_their_own_models(tiny, tmp_path):
     assert sent.bytes("down") == 2 * 3 * 4 * 13_706
 
 
+@pytest.mark.long
 def test_label_counts_are_a_release_that_can_be_protected(tiny, tmp_path):
     """A histogram changes by sqrt(2) when a record changes its label. DENSE asks for none."""
     quick = dict(registry.find("fedavg+dfrd").quick)

@@ -146,12 +146,14 @@ def test_fedbn_without_batch_norm_is_fedavg_to_the_bit(ran):
     assert same_as_fedavg(ran, "fedbn", model="cnn@0.5")
 
 
+@pytest.mark.long
 def test_feddyn_at_alpha_0_is_fedavg_of_equal_weights_to_the_bit(ran):
     """Clients of equal size (131 records each), so that FedAvg's weights are equal too."""
     even = {"partition": "iid", "clients": 2, "public": 0.0, "aux": 0.72}
     assert same_as_fedavg(ran, "feddyn", set={"alpha": 0.0}, **even)
 
 
+@pytest.mark.long
 def test_as_alpha_vanishes_feddyns_clients_train_as_fedavgs_and_its_server_overshoots(ran):
     """Round 1: replies tend to FedAvg's; theta^1 = mean - h / alpha = 2 mean - theta^0 where everybody answered."""
     small = ran("feddyn", "a", set={"alpha": 1e-6}, rounds=2)[1]
@@ -201,6 +203,7 @@ def test_group_norm_travels():
     assert travels(model) == {"0.weight", "0.bias", "1.weight", "1.bias"}
 
 
+@pytest.mark.long
 def test_moon_compares_with_its_own_last_model(ran):
     """In round 1 there is none, and the contrastive loss has no influence: round 2 is the first that differs."""
     plain, moon = ran("fedavg", "b")[1], ran("moon", "a", set={"mu": 5.0})[1]
@@ -249,6 +252,7 @@ def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny,
         assert set(asked) == {wanted}
 
 
+@pytest.mark.long
 def test_mirrored_images_change_what_is_learned(ran):
     """The clients' weights differ from those of plain training, stacked or one after another, in the same way."""
     plain, stacked, serial = (

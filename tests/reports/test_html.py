@@ -314,6 +314,7 @@ def test_the_columns_menu_is_as_wide_as_what_is_in_it(page):
     )
 
 
+@pytest.mark.long
 def test_the_keyboard_reaches_everything(page):
     from selenium.webdriver import ActionChains, Keys
 

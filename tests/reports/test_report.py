@@ -574,6 +574,7 @@ def _invoke(*words):
     return CliRunner().invoke(app, [str(word) for word in words])
 
 
+@pytest.mark.long
 def test_the_command_line_writes_what_is_asked_for(tmp_path):
     reported._save(tmp_path, "a", reported._record("fedavg", 0, 0.5, releases=True), [])
     done = _invoke("report", tmp_path, "--format", "csv,json", "--out", tmp_path / "o")

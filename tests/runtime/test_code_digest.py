@@ -164,6 +164,7 @@ def _reached(starts: list[str]) -> set[str]:
     return {name.removeprefix("fedaudit.") for name in seen}
 
 
+@pytest.mark.long
 def test_nothing_that_computes_a_run_or_an_attack_imports_what_is_left_out():
     own = [
         f"{room}.{path.parent.name}.{path.stem}"

@@ -111,6 +111,7 @@ def test_a_second_run_in_the_same_folder_is_refused(tiny, tmp_path):
         run(tiny("local", rounds=1), out=tmp_path / "a")
 
 
+@pytest.mark.long
 def test_resume_can_add_rounds_but_not_change_the_setting(tiny, tmp_path):
     run(tiny("fedavg", rounds=1), out=tmp_path / "a")
     longer = run(tiny("fedavg", rounds=3), out=tmp_path / "a", resume=True)
@@ -154,6 +155,7 @@ def test_sigkill_and_resume(tmp_path, delay):
     assert cut.result == whole.result
 
 
+@pytest.mark.long
 def test_old_client_states_do_not_pile_up(tiny, tmp_path):
     run(tiny("fedavg", rounds=4), out=tmp_path / "a")
     assert len(list((tmp_path / "a" / "checkpoint").iterdir())) == 3 + 2  # three clients, server, HEAD

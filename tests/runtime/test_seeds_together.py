@@ -70,6 +70,7 @@ def test_each_seed_is_as_alone(
     assert stacked[-len(sizes) :] == sizes
 
 
+@pytest.mark.long
 def test_a_server_that_trains_has_its_stack_too(
     tmp_path: Path, tiny: Callable[..., Setting], stacked: list[int]
 ) -> None:
@@ -81,6 +82,7 @@ def test_a_server_that_trains_has_its_stack_too(
     assert 2 in stacked
 
 
+@pytest.mark.long
 def test_private_training_draws_each_runs_own_noise(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stacked: list[int]
 ) -> None:
@@ -164,6 +166,7 @@ def test_the_error_names_the_seeds_that_failed(tmp_path: Path) -> None:
     assert read_record(tmp_path / "a").status == "done"
 
 
+@pytest.mark.long
 def test_a_stop_ends_all_threads(tmp_path: Path) -> None:
     """Ctrl-C reaches the thread that gives the turns. No run goes on, and each can be resumed."""
 

@@ -37,6 +37,7 @@ def kept(tmp_path, monkeypatch):
     return keep
 
 
+@pytest.mark.long
 def test_a_method_gets_the_cells_of_the_suite(kept):
     """FedAvg sends nothing that takes noise: there are unprotected cells, DP-SGD, and noise, which is refused."""
     kept("fedprox")
@@ -59,6 +60,7 @@ def test_records_of_other_code_are_named_and_run_again_if_asked(kept):
     assert [cell.method for cell in fresh.cells()] == ["fedavg", "feddyn", "moon"]
 
 
+@pytest.mark.long
 def test_another_harness_is_told(kept):
     kept("fedprox", harness=f"{harness().partition(':')[0]}:{'0' * 32}")
     assert beside("all", "fedavg", {}).other_harness

@@ -173,6 +173,7 @@ def test_exit_codes_and_formats(fedaudit, tmp_path, a_run):
     assert fedaudit("check", tmp_path / "nothing", "--budget", good)[0] == 2
 
 
+@pytest.mark.long
 def test_the_plugin_gates_somebody_elses_method(pytester, monkeypatch):
     pytester.makepyfile(
         somebody_elses="""

@@ -218,6 +218,7 @@ def test_an_order_needs_seeds_that_agree():
     assert order_verdict(90, 80, "below, x", "TF32") == "order turned round in another setting: below, x"
 
 
+@pytest.mark.long
 def test_the_command_runs_what_fits_and_goes_on(mine, quick, tmp_path):
     out = tmp_path / "out"
     done = called("mine", 7, "--scale", "cpu", "--out", out, "--json")

@@ -247,6 +247,7 @@ def test_on_ray_the_cells_are_the_same(quick, ray_engine, tmp_path, monkeypatch)
         audit(suite, tmp_path / "c", engine="rai")
 
 
+@pytest.mark.long
 def test_progress_with_time_left_is_told_to_whoever_watches(quick, tmp_path):
     """Nothing while no attack was measured; then something until the end, the report among it."""
     told = []
@@ -273,6 +274,7 @@ def test_the_time_left_is_told_while_nothing_is_heard(quick, tmp_path, monkeypat
     assert any(a == b for a, b in itertools.pairwise(told))
 
 
+@pytest.mark.long
 def test_an_audit_that_goes_on_knows_the_pace_of_the_last(quick, tmp_path):
     """The records that an earlier audit left are measured already: the first line has an estimate."""
     base = {**SMALL, "rounds": 2}
@@ -323,6 +325,7 @@ def test_privacy_that_turns_out_not_to_apply_is_refused_too(tmp_path, privacy, w
     assert read_record(cell.folder).privacy_applies is False
 
 
+@pytest.mark.long
 def test_privacy_that_applies_in_part_runs_and_is_marked_so(tmp_path):
     """Exchange releases embeddings and logits, and no prototypes."""
     policy = {"epsilon": 1.0, "sensitivity": "clip:1"}
@@ -373,6 +376,7 @@ def test_claims_are_held_against_lower_bounds_once(tmp_path, monkeypatch):
     assert again.status == "done"
 
 
+@pytest.mark.long
 def test_budgets_are_in_the_exit_code(quick, undrawn, fedaudit, tmp_path):
     base = '[base]\nclients = 3\nrounds = 1\nmodel = "mlp"\n'
     base += '[[methods]]\nmethod = "local"\n[[methods]]\nmethod = "fedavg"\n'
@@ -387,6 +391,7 @@ def test_budgets_are_in_the_exit_code(quick, undrawn, fedaudit, tmp_path):
     assert "The report is in" in out
 
 
+@pytest.mark.long
 def test_the_audit_says_which_cells_do_not_apply_and_is_quiet_otherwise(quick, undrawn, fedaudit, tmp_path):
     path = written(
         tmp_path,

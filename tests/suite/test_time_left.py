@@ -429,6 +429,7 @@ def test_the_logs_hold_whole_audits(path):
     assert {row["stage"] for row in log if row["event"] == "progress"} >= {"rounds", "attacks"}
 
 
+@pytest.mark.long
 def test_the_quickstart_has_an_estimate_from_a_fifth_of_the_way_on():
     """The small suites spend that fifth on starting processes; a suite of a quarter of an hour does not."""
     log = read(LOGS[0].with_name("quickstart.jsonl"))

@@ -78,6 +78,7 @@ def test_the_doctor_says_them() -> None:
     assert "4.2 us to start a small one, 1.1 us in a recording" in lines[2]
 
 
+@pytest.mark.long
 def test_a_cpu_is_measured(fedaudit: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     found = rates(CPU, Sizes(side=32, numbers=1 << 12, times=1))
     assert min(*found.products.values(), found.memory, found.to_device, found.start_s) > 0

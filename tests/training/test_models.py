@@ -533,6 +533,7 @@ def test_projection_is_one_linear_layer():
     assert torch.allclose(wide.encode(x), wide.encoder.own(x) @ step.weight.T + step.bias, atol=1e-6)
 
 
+@pytest.mark.long
 def test_every_member_of_a_group_gets_it():
     assert models.assign("digits-3/32", 4) == ["cnn/32", "cnn_bn/32", "mlp/32", "cnn/32"]
     assert {models.describe(arch, (3, 32, 32), 10)["width"] for arch in models.assign("HtFE-10/512", 10)} == {512}

@@ -65,6 +65,7 @@ def found(tiny, tmp_path, monkeypatch):
     os.environ.pop("LEFT", None)
 
 
+@pytest.mark.long
 def test_without_isolation_everything_can_be_found(found):
     """The control: what the next test finds nothing of is there to be found."""
     assert all(number > 1000 for number in found())

@@ -135,6 +135,7 @@ def test_other_defaults_versions_and_records_without_code_are_stale(kept):
     assert why_stale(cell, record.model_copy(update={"harness": "3:another"})) == "fedaudit's own code changed"
 
 
+@pytest.mark.long
 def test_the_harness_is_the_files_that_compute_a_run(tmp_path, monkeypatch):
     """An edit of any of them is another harness, without a new version; one of the command line is not."""
     from fedaudit.runtime import code_digest

@@ -125,6 +125,7 @@ def test_a_difference_is_still_billed_after_a_resume(ran):
     assert again.twins.differences == first.twins.differences, "its twins have ended"
 
 
+@pytest.mark.long
 def test_states_of_twins_that_are_gone_are_said(ran, tmp_path):
     import shutil
 

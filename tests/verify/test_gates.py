@@ -191,6 +191,7 @@ def test_unequal_messages_of_one_setting_and_machine_are_an_alarm(two, monkeypat
 # --- seals and notes ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_show_and_report_say_whether_a_run_was_checked(fedaudit, copy_of):
     folder = copy_of("plain")
     _, out, _ = fedaudit("show", folder)

@@ -116,7 +116,8 @@ def trained(net, S, y, r, classes, t):
 
 
 @pytest.mark.parametrize(
-    ("norm", "clamp", "restart"), [("frozen", "step", True), ("joint", "end", False), ("frozen", "none", False)]
+    ("norm", "clamp", "restart"),
+    [("frozen", "step", True), ("joint", "end", False), pytest.param("frozen", "none", False, marks=pytest.mark.long)],
 )
 def test_two_rounds(norm, clamp, restart, tmp_path):
     values = {

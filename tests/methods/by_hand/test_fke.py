@@ -10,7 +10,7 @@ from torch.nn import functional as F
 ETA, B, E_LOCAL, T_FKE = 1e-3, 30, 2, 2
 
 
-@pytest.mark.parametrize("kl", ["teacher-first", "student-first"])
+@pytest.mark.parametrize("kl", ["teacher-first", pytest.param("student-first", marks=pytest.mark.long)])
 def test_two_rounds(kl, tmp_path):
     setting = {"eta": ETA, "B": B, "tau": "off", "E_local": E_LOCAL, "T_FKE": T_FKE, "kl": kl}
     ran = played("fke", tmp_path, rounds=2, clients=3, model="cnn_bn:1,mlp:1,cnn:1", aux=0.5, set=setting)
