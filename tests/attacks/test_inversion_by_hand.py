@@ -601,3 +601,14 @@ def test_clients_go_side_by_side_where_models_stack(monkeypatch):
     monkeypatch.setattr(paired_logits, "stacks_on", lambda device: device == "fast")
     assert PairedLogits().at_once(SimpleNamespace(device="fast")) == 16
     assert PairedLogits().at_once(SimpleNamespace(device="slow")) == 1
+
+
+def test_labels_of_a_decoder_are_those_that_were_sent_last(monkeypatch):
+    """Of two releases the second is taken, and of its labels those of its records, in their order."""
+    sent = [(torch.tensor([2, 2, 2, 2]), torch.tensor([0, 1])), (torch.tensor([1, 0, 2, 1]), torch.tensor([2, 0]))]
+    monkeypatch.setattr(decoder, "per_record", lambda scene, kind: sent if kind == "labels" else [])
+    seen = SimpleNamespace(device=torch.device("cpu"), classes=3)
+    assert DecoderAttack(labels=True)._labels(seen).tolist() == [[0, 0, 1], [0, 1, 0]]
+    assert DecoderAttack(labels=False)._labels(seen) is None
+    monkeypatch.setattr(decoder, "per_record", lambda scene, kind: [])
+    assert DecoderAttack(labels=True)._labels(seen) is None

@@ -139,3 +139,16 @@ def test_a_claim_that_allows_every_count_is_not_refuted():
     """e^epsilon FPR + delta reaches 1 below every rate that 20 of 25 allows."""
     assert excess_p(20, 20, 20, 25, 3.0, 0.01) == 1.0
     assert claim_p(20, 1, 20, 25, 400.0, 0.01) == 1.0
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 0.01), (2.0, 0.2)])
+def test_a_score_is_the_excess_over_its_deviation_by_hand(epsilon, delta):
+    """Rates that fit both counts lie at the edge of the claim: the mean of the two, cut off where the claim ends."""
+    n1, n0, ratio = 40, 25, math.exp(epsilon)
+    for x, y in ((30, 4), (12, 3), (0, 0), (40, 25)):
+        rate = min(max(x + y - n1 * delta, 0.5) / (n1 * ratio + n0), (1 - delta) / ratio)
+        larger = min(ratio * rate + delta, 1.0)
+        variance = larger * (1 - larger) / n1 + ratio * ratio * rate * (1 - rate) / n0
+        by_hand = (x / n1 - ratio * y / n0 - delta) / math.sqrt(variance + 1e-300)
+        found = _score(np.array([float(x)]), np.array([float(y)]), n1, n0, ratio, delta)
+        assert found[0] == pytest.approx(by_hand, rel=1e-9)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from protected import few_steps
 
+from fedaudit.epsilon import recount
 from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.recount import _differences, counted_again
 from fedaudit.epsilon.residuals import audit_residuals
@@ -116,3 +117,25 @@ def test_a_ledger_without_training_says_that_nothing_was_drawn():
     mine = [SimpleNamespace(steps=4, q=0.1), SimpleNamespace(steps=5, q=0.2)]
     words = _differences(row, mine, SimpleNamespace(clip=1.0, noise_multiplier=None), 1e-5)
     assert words == ["0 steps, and 9 were made", "a sample rate of 0, and it was 0.2"]
+
+
+def test_of_several_wrong_clients_the_one_that_costs_most_is_named(monkeypatch):
+    """Client 2 has done nothing, and client 3's ledger says enough."""
+    monkeypatch.setattr(recount, "_differences", lambda row, mine, policy, delta: [])
+    monkeypatch.setattr(
+        recount, "compose", lambda events, delta, compare: SimpleNamespace(epsilon_of_record=float(events[0].count))
+    )
+    rows = [
+        SimpleNamespace(client=k, n=10 + k, delta=1e-5, by_kind={"training": said})
+        for k, said in ((0, 2.0), (1, 2.0), (2, 0.0), (3, 7.0))
+    ]
+    policy = SimpleNamespace(clip=2.0, delta_for=lambda n: 1 / n)
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies={"training": policy}), record=SimpleNamespace(ledger=rows)
+    )  # fmt: skip
+    made = [SimpleNamespace(client=k, sigma=3.0, q=0.5, steps=steps) for k, steps in ((0, 4), (1, 9), (3, 7), (0, 1))]
+    found = counted_again(run, made)
+    assert found.epsilon == 9.0
+    assert "the ledger of client 1 says epsilon = 2, and what was done costs 9" in str(vars(found))
+    assert counted_again(run, [made[2]]) is None
+    assert counted_again(run, [made[0], made[3]]).epsilon == 5.0, "equal events are added up"

@@ -451,3 +451,13 @@ def test_a_model_is_published_again_in_the_same_place(tmp_path):
     model.weight.data += 1
     assert Recorder._publish(kept) == ["global.safetensors"]
     assert torch.equal(load_file(tmp_path / "models" / "global.safetensors")["weight"], model.weight)
+
+
+def test_an_ask_is_complete_when_all_nodes_have_answered():
+    def sendings(*answers):
+        return [recorder.Sending(k, "train", {}, answer) for k, answer in enumerate(answers)]
+
+    assert recorder.Ask("train", sendings("a", "b")).complete
+    assert not recorder.Ask("train", sendings("a", None)).complete
+    assert not recorder.Ask("train", sendings(None, None)).complete
+    assert recorder.Ask("train").complete, "nobody was asked"

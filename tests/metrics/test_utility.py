@@ -7,6 +7,7 @@ import reported
 
 from fedaudit.cli.listing import summary
 from fedaudit.metrics import utility
+from fedaudit.metrics.metric import metrics
 from fedaudit.metrics.utility import near_chance
 from fedaudit.runtime.run_record import DataFacts
 
@@ -66,3 +67,12 @@ def test_a_run_says_on_how_many_records_it_is_near_chance():
 def test_what_is_exactly_at_a_limit_is_near_it(low, said, monkeypatch):
     monkeypatch.setattr(utility, "wilson", lambda hits, n: (low, 1.0))
     assert near_chance(0.9, data(2, 500, [[40, 20], [36, 4]])) == said
+
+
+def test_what_readers_are_told_of_each_metric():
+    """All three are shares that are estimated over seeds, and more is better; only the last one is folded away."""
+    for key, folded in (("accuracy", False), ("own", False), ("global_own", True)):
+        metric = metrics()[key]
+        said = metric.part, metric.unit, metric.better, metric.sampled, metric.bounds, metric.machine, metric.seeds
+        assert said == ("Utility", "share", "high", True, (0, 1), False, "mean"), key
+        assert (metric.folded, metric.line) == (folded, False), key

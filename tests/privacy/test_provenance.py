@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedaudit import Down, State
-from fedaudit.privacy.provenance import Provenance
+from fedaudit.privacy.provenance import Provenance, _key
 
 
 class Told(Down):
@@ -149,3 +149,18 @@ def test_the_first_look_counts():
     nn.init.constant_(mine[0].weight, 6.0)
     found.look(mine, {})
     assert not found.traced(tensor(6), "Reply.x")
+
+
+class Pair(Down):
+    a: torch.Tensor
+    b: torch.Tensor
+
+
+def test_the_key_of_a_message_is_that_of_all_its_fields():
+    """Equal messages have one key; another first field, another last field or another order has another."""
+    one, two, three = (torch.full((3,), value) for value in (1.0, 2.0, 3.0))
+    key = _key(Pair(one, two))
+    assert key
+    assert key == _key(Pair(one.clone(), two.clone()))
+    others = [_key(Pair(one, three)), _key(Pair(three, two)), _key(Pair(two, one)), _key(one)]
+    assert len({key, *others}) == 5

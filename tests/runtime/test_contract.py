@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedaudit import Down, Up, private, public
+from fedaudit import Down, Up, private, public, registry
 from fedaudit.errors import ContractError, PrivacyError, RunError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.declarations import contract
@@ -17,6 +17,7 @@ from fedaudit.runtime.declarations.contract import (
     SwapEngine,
     _bits,
     _cut,
+    _declared_by,
     _moved,
     _rows,
     _verdict,
@@ -391,3 +392,11 @@ def test_a_method_is_tried_in_seconds():
     other = setting_for("fedavg", rounds=5, set={"E": 9})
     assert (other.rounds, other.clients, other.set["E"]) == (5, 3, 9)
     assert {**quick.set, "E": 9} == {**other.set}
+
+
+def test_declared_are_the_messages_that_the_methods_own_modules_define():
+    """A host counts as a part of a method; what its module only imports does not."""
+    assert _declared_by(registry.find("fedavg")()).keys() == {"Local.w", "Local.n"}
+    of_both = _declared_by(registry.find("fedavg+dfrd")())
+    assert {"Local.w", "Local.n"} <= of_both.keys()
+    assert all(said.kind is not None or said.role == "public" for said in of_both.values())

@@ -383,3 +383,7 @@ def test_a_client_of_whom_nothing_can_be_done_again_says_why():
     outcome = _Outcome(unreadable=1, reasons=["another"])
     rerun._rerun_client(again, [SimpleNamespace(up=SimpleNamespace(seq=4))], {4, 9}, outcome)
     assert (outcome.unreadable, outcome.reasons) == (3, ["another", "no key"])
+
+
+def test_nothing_is_done_at_first():
+    assert vars(_Outcome()) == {"done": 0, "exact": 0, "largest": 0.0, "unreadable": 0, "wrong": 0, "reasons": []}

@@ -1,7 +1,7 @@
-"""The table of docs/results/random_edits.md, from the edits that are kept in drawn.json beside this file.
+"""The tables of docs/results/random_edits.md, from the edits that are kept in drawn.json beside this file.
 
-python benchmarks/studies/random_edits/random_edits_table.py          # prints the table
-python benchmarks/studies/random_edits/random_edits_table.py --write  # writes it into the page
+python benchmarks/studies/random_edits/random_edits_table.py          # prints the tables
+python benchmarks/studies/random_edits/random_edits_table.py --write  # writes them into the page
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from fedaudit.stats import wilson
 
 HERE = Path(__file__).parent
 PAGE = HERE.parents[2] / "docs" / "results" / "random_edits.md"
-NAMES = ("first", "second", "third")
-HEAD = f"| room | {' | '.join(f'{name} draw, as drawn | {name} draw, now' for name in NAMES)} | change nothing |"
-RULE = f"| --- |{' --- |' * 2 * len(NAMES)} --: |"
+NAMES = ("first", "second", "third", "fourth")
 # A mistake in these rooms makes a promise of privacy wrong, so that more is asked of their tests.
 STRICT = ("fedaudit/privacy", "fedaudit/epsilon", "fedaudit/attack", "fedaudit/wire")
 STRICT_NAME = "privacy, epsilon, attack, wire"
@@ -47,30 +45,53 @@ def share(fates: Sequence[str]) -> str:
     return f"{killed} of {n}: {killed / n:.0%} [{low:.0%}, {high:.0%}]"
 
 
-def row(name: str, draws: Sequence[Edits]) -> str:
-    """Return a row of the table: every draw, as drawn and now."""
-    cells = [share([one[when] for one in edits]) for edits in draws for when in ("before", "after")]
-    nothing = sum(one["after"] == "equivalent" for edits in draws for one in edits)
-    return f"| {name} | {' | '.join(cells)} | {nothing} |"
+def shares(edits: Edits) -> list[str]:
+    """Return the share as drawn, that of edits which change something, and that of now."""
+    seen = [one for one in edits if (one["before"], one["after"]) != ("survived", "equivalent")]
+    before, of_seen = (share([one["before"] for one in of]) for of in (edits, seen))
+    return [before, of_seen, share([one["after"] for one in edits])]
 
 
-def table(draws: Sequence[dict[str, Any]]) -> str:
-    """Return a row for each room, one for the rooms of which more is asked, and one for all of them."""
-    edits: list[Edits] = [draw["edits"] for draw in draws]
-    rooms = sorted({room_of(one["edit"]) for of_draw in edits for one in of_draw})
-    lines = [HEAD, RULE]
-    for room in rooms:
-        lines.append(row(room, [[one for one in of_draw if room_of(one["edit"]) == room] for of_draw in edits]))
-    strict = [[one for one in of_draw if room_of(one["edit"]) in STRICT] for of_draw in edits]
-    return "\n".join([*lines, row(STRICT_NAME, strict), row("all", edits)])
+def strict(edits: Edits) -> Edits:
+    """Return the edits of the rooms of which more is asked."""
+    return [one for one in edits if room_of(one["edit"]) in STRICT]
+
+
+def by_room(draw: dict[str, Any]) -> str:
+    """Return a row for each room of a draw, one for the rooms of which more is asked, and one for all of them."""
+    edits: Edits = draw["edits"]
+    rooms = sorted({room_of(one["edit"]) for one in edits})
+    groups = {room: [one for one in edits if room_of(one["edit"]) == room] for room in rooms}
+    lines = ["| room | as drawn | of those that change something | now |", "| --- | --- | --- | --- |"]
+    for name, of in {**groups, STRICT_NAME: strict(edits), "all": edits}.items():
+        lines.append(f"| {name} | {' | '.join(shares(of))} |")
+    return "\n".join(lines)
+
+
+def by_draw(draws: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each draw: its seeds, how many edits there were to draw from, and its shares."""
+    lines = ["| draw | seeds | from | as drawn | of those that change something | in the four rooms | now |"]
+    lines.append("| --- | --- | --: | --- | --- | --- | --- |")
+    for name, draw in zip(NAMES, draws, strict=True):
+        before, seen, now = shares(draw["edits"])
+        seeds = ", ".join(map(str, draw["seeds"]))
+        four = shares(strict(draw["edits"]))[1]
+        lines.append(f"| {name} | {seeds} | {draw['drawn_from']:,} | {before} | {seen} | {four} | {now} |")
+    return "\n".join(lines)
+
+
+def tables(draws: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the tables of the page: the newest draw by room, and all draws."""
+    return [by_room(draws[-1]), by_draw(draws)]
 
 
 if __name__ == "__main__":
-    found = table(kept())
+    found = tables(kept())
     if "--write" in sys.argv:
         text = PAGE.read_text()
-        start = text.index("| room |")
-        end = text.index("\n\n", start)
-        PAGE.write_text(text[:start] + found + text[end:])
+        for one in found:
+            start = text.index(one.partition("\n")[0])
+            text = text[:start] + one + text[text.index("\n\n", start) :]
+        PAGE.write_text(text)
     else:
-        print(found)
+        print("\n\n".join(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -282,3 +283,14 @@ def test_the_event_of_an_entry_by_hand(name):
     assert counts.loss is not None
     for m, sigma, grid in ((math.inf, 12.0, 1.0), (0.0, 12.0, 1.0), (2.0, None, 1.0), (2.0, 12.0, None)):
         assert how.event(LedgerEntry(**facts, noise_multiplier=m, sigma=sigma, grid=grid)) == Event(m, 1.0, 6)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("moves", [None, 3])
+def test_so_much_of_the_noise_costs_what_a_release_of_that_noise_costs(name, moves):
+    how = mechanism_named(name)
+    at = lambda multiplier, scale: how.epsilon_at(SimpleNamespace(multiplier=multiplier, moves=moves), scale, 1e-5)  # noqa: E731
+    assert at(2.0, 0.5) == pytest.approx(at(1.0, 1.0))
+    assert at(2.0, 0.5) > at(2.0, 1.0) > at(2.0, 1.5)
+    assert at(2.0, 4e-4) == math.inf
+    assert at(2.0, 6e-4) < math.inf

@@ -12,12 +12,19 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from noised import Counts, Labels, context, examined, honest, measured, refuted, released
 from scipy import stats
 
-from fedaudit.errors import PrivacyError
+from fedaudit.errors import NotApplicable, PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanism import protect
 from fedaudit.privacy.mechanisms import randomised_response
 from fedaudit.privacy.mechanisms.base import mechanism_named
-from fedaudit.privacy.mechanisms.randomised_response import ResponseLoss, _deviation, flip, keeps
+from fedaudit.privacy.mechanisms.randomised_response import (
+    CountScale,
+    CountSizes,
+    ResponseLoss,
+    _deviation,
+    flip,
+    keeps,
+)
 from fedaudit.privacy.policy import read_policies
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection
@@ -250,3 +257,25 @@ def test_the_deviation_of_an_estimated_count_by_hand():
     assert _deviation(50, 0.9, 0.4) == pytest.approx(math.sqrt(50 * 0.24) / 0.5)
     made = context(n=12, classes=4, label_counts={"mechanism": "randomised-response", "epsilon": math.log(3)})
     assert protect(Counts(torch.tensor([3.0, 3.0, 3.0, 3.0])), made)[2][0].sigma == pytest.approx(3 * math.sqrt(3))
+
+
+def test_flips_of_unequal_histograms_are_scored_by_shares():
+    """Two clients with 10 and 40 records, the first of whom sends twice. The score is less each answer's true share."""
+    few, many = np.array([8.0, 2.0]), np.array([10.0, 30.0])
+    parts = [
+        CountSizes(few, np.array([6.0, 4.0]), 0.7),
+        CountSizes(many, np.array([15.0, 25.0]), 0.7),
+        CountSizes(few, np.array([7.0, 3.0]), 0.7),
+    ]
+    by_hand = -(6 * 0.8 + 4 * 0.2) - (15 * 0.25 + 25 * 0.75) - (7 * 0.8 + 3 * 0.2)
+    assert CountScale(parts).value == pytest.approx(by_hand)
+    empty = [CountSizes(np.zeros(2), np.array([1.0, 0.0]), 0.7)]
+    assert CountScale(empty).value == 0.0
+
+
+def test_two_classes_are_enough_and_one_is_not():
+    for classes in (2, 3):
+        reply = protect(Labels(torch.tensor([0, 1, 1])), context(n=3, classes=classes, labels=ONE))[0]
+        assert len(reply.y) == 3
+    with pytest.raises(NotApplicable, match="at least two classes"):
+        protect(Labels(torch.zeros(3, dtype=torch.long)), context(n=3, classes=1, labels=ONE))
