@@ -53,7 +53,7 @@ class Runs(r.Covered):
     """Knows which tests run through lines 4 to 6 of a file, and no others."""
 
     def __init__(self):
-        pass
+        self._seconds = {}
 
     def _of(self, file, lines):
         return ["t.py::test_a"] if lines[0] <= 6 and lines[1] >= 4 else []
@@ -174,6 +174,8 @@ def test_what_an_earlier_trial_left_alive_is_found_again_on_another_line():
 
 def test_classes_are_tried_against_the_tests_that_read_them(monkeypatch):
     covered = r.Covered.__new__(r.Covered)
+    covered._seconds = {}
+    covered._seconds = {}
     monkeypatch.setattr(covered, "_of", lambda file, lines: ["tests/a.py::test"])
     for file, text, wanted in (
         ("methods/x.py", "2", [r.STATED, "tests/a.py::test", r.SETTINGS]),
@@ -191,3 +193,20 @@ def test_a_line_outside_of_functions_is_tried_against_all_tests_of_its_file(monk
     edit = r.Edit("fedaudit/x.py", 3, 0, 1, "(0.5)", "a dropped factor", "module")
     assert covered.tests(edit) == ["tests/b.py::imports", "tests/a.py::uses"]
     assert covered.tests(replace(edit, where="f")) == ["tests/b.py::imports"]
+
+
+def test_a_default_is_tried_against_the_tests_that_are_named_after_its_file(monkeypatch):
+    """One that only reads it runs through no line. Tests of another room with the same file name do not count."""
+    covered = r.Covered.__new__(r.Covered)
+    covered._seconds = {
+        "tests/runtime/test_x.py::reads": 0.2,
+        "tests/runtime/test_x.py::quick": 0.1,
+        "tests/suite/test_x.py::other": 0.1,
+        "tests/runtime/test_y.py::uses": 0.3,
+    }
+    monkeypatch.setattr(covered, "_of", lambda file, lines: ["tests/runtime/test_y.py::uses"])
+    edit = r.Edit("fedaudit/runtime/x.py", 3, 0, 1, "1", "another default", "C")
+    mine = ["tests/runtime/test_x.py::quick", "tests/runtime/test_x.py::reads"]
+    assert covered.tests(edit) == [*mine, "tests/runtime/test_y.py::uses", r.SETTINGS]
+    turned = replace(edit, kind="a turned comparison")
+    assert covered.tests(turned) == ["tests/runtime/test_y.py::uses"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,3 +209,15 @@ def test_scales_and_limits_of_uneven_numbers_lie_where_the_score_does():
     assert np.allclose([of.SCALES[0], of.SCALES[-1], len(of.SCALES)], [0.05, 3.0, 48])
     assert Uneven(15.4).limits(0.05, 0.1)[1] == math.inf
     assert Uneven(15.4).scale == pytest.approx(3.0)
+
+
+def test_what_cannot_happen_has_no_part_in_the_sum_however_large_its_score():
+    """Of three outcomes the third one has probability 0; with it K would be that of no outcome at all."""
+    made = SimpleNamespace(
+        _chances=None, _rows=lambda chances: [(np.array([[0.0, 1.0, 1e6]]), np.array([[0.5, 0.5, 0.0]]), 2.0)]
+    )  # fmt: skip
+    k, k1, k2 = ScoreSum._cumulants(made, 1.0)
+    share = math.e / (1 + math.e)
+    assert k == pytest.approx(2 * math.log((1 + math.e) / 2))
+    assert k1 == pytest.approx(2 * share)
+    assert k2 == pytest.approx(2 * share * (1 - share))

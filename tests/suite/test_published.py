@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from fedaudit import registry
+from fedaudit.suite.published import Ours, verdict
 from fedaudit.suite.suite_file import read_suite
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks" / "studies" / "baselines"
@@ -31,3 +32,12 @@ def test_a_tables_suite_has_all_its_rows(paper, name):
 @pytest.mark.parametrize("name", ["baselines", "baselines_privacy"])
 def test_the_others_can_be_read(name):
     assert read_suite(FOLDER / f"{name}.toml").cells()
+
+
+def test_one_seed_is_enough_where_the_paper_says_nothing_of_more():
+    one, two = Ours((50.2,), rounds=10), Ours((50.2, 49.9), rounds=10)
+    assert verdict((50.0, 1.0), one) == "reproduced"
+    assert verdict((50.0, 1.0), one, rounds=10, seeds=2) == "within the spread, in another setting"
+    assert verdict((50.0, 1.0), two, rounds=10, seeds=2) == "reproduced"
+    assert verdict((50.0, 1.0), two, rounds=11, seeds=2) == "within the spread, in another setting"
+    assert verdict((50.0, 1.0), two, differs="TF32") == "within the spread, in another setting"

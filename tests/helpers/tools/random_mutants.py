@@ -309,6 +309,12 @@ def own_room(test: str, file: str) -> int:
     return 1 if place.parent.name in source.parent.parts else 2
 
 
+def in_room(test: str, file: str) -> bool:
+    """Return whether a test stands in a folder that is named after the folder of a source file, or beside it."""
+    place = Path(test.partition("::")[0]).parent
+    return place.name == "tests" or place.name in Path(file).parent.parts
+
+
 class Covered:
     """Tells which tests run through a line: those of its own room first, then the fastest."""
 
@@ -326,7 +332,8 @@ class Covered:
         """Return the tests that run through an edit's line, else through what is around it, else through its file.
 
         A default in a class is read when the file is imported, before any test: the page of all settings has it too. A
-        class without any function is run through by no test that uses it: those of its file are tried.
+        class without any function is run through by no test that uses it: those of its file are tried. So are all tests
+        in the file that is named after it, some of which only read the default.
         """
         found = self._of(edit.file, (edit.line, edit.line))
         if edit.where == "module":  # run by whichever test imports the file first, and used by all of them
@@ -334,11 +341,16 @@ class Covered:
         if not found or edit.kind in ("another default", "another argument"):
             found += [test for test in self._of(edit.file, edit.around) if test not in found]
             found = found or self._of(edit.file, (1, sys.maxsize))
+            found = [*(test for test in self._named_after(edit.file) if test not in found), *found]
             found = [ATTACKS, *found] if edit.file.startswith("attacks/") else found
             found += [SETTINGS] if found and SETTINGS not in found else []
             found = [CHANGING, *found] if edit.text in ("True", "False") else found
             found = [STATED, *found] if edit.file.startswith("methods/") else found
         return found
+
+    def _named_after(self, file: str) -> list[str]:
+        mine = [test for test in self._seconds if own_room(test, file) == 0 and in_room(test, file)]
+        return sorted(mine, key=lambda test: (self._seconds[test], test))
 
     def _of(self, file: str, lines: tuple[int, int]) -> list[str]:
         found: set[str] = set()

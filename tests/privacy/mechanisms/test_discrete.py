@@ -294,3 +294,14 @@ def test_so_much_of_the_noise_costs_what_a_release_of_that_noise_costs(name, mov
     assert at(2.0, 0.5) > at(2.0, 1.0) > at(2.0, 1.5)
     assert at(2.0, 4e-4) == math.inf
     assert at(2.0, 6e-4) < math.inf
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_noise_on_a_grid_is_not_free(name):
+    """Tests of single values take every number for possible, which steps of a grid are not."""
+    ready = SimpleNamespace(grid=0.5, sigmas=[1.0], leaves=[torch.zeros(4)])
+    found = mechanism_named(name).noise(np.array([0.0, 0.5, -1.0, 3.0]), ready, 0, seed=1)
+    assert found.free is False
+    assert found.z.shape == (1, 4) or found.z.size == 4
+    order = np.argsort(found.z.ravel())
+    assert order.tolist() == [2, 0, 1, 3], "more noise has a higher score"
