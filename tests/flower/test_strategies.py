@@ -56,3 +56,30 @@ def test_only_the_outermost_call_of_a_strategy_counts():
     with watch._call(inner) as alone:
         assert alone is True
     assert said == ["server strategy: Outer", "server strategy: Inner"]
+
+
+def test_the_outermost_call_of_a_strategy_counts_and_each_strategy_is_met_once():
+    """A strategy that wraps another one calls it. Two strategies that are equal are two."""
+
+    class Same:
+        def __eq__(self, other):
+            return True
+
+        __hash__ = None
+
+    notes = []
+    watch = _Watch(SimpleNamespace(note=notes.append, central=[]))
+    first, second = Same(), Same()
+    with watch._call(first) as outermost:
+        assert outermost
+        with watch._call(second) as inner, watch._call(second) as innermost:
+            assert not inner
+            assert not innermost
+        with watch._call(second) as again:
+            assert not again, "still inside of the first one"
+    assert notes == ["server strategy: Same"], "an inner one is not met"
+    with watch._call(second) as outermost:
+        assert outermost
+    with watch._call(first):
+        pass
+    assert notes == ["server strategy: Same"] * 2

@@ -431,3 +431,12 @@ def test_all_that_a_round_wrote_is_on_the_disk_before_it_counts(
     store.put_client(0, 2, 1, state({"a": large(1)}))
     store.commit(2, b"second", {})
     assert synced == ["server.2", "client-000000.2.1", ".HEAD.json.tmp"]
+
+
+def test_a_file_that_is_gone_already_can_be_removed(tmp_path):
+    (tmp_path / "part-a").write_bytes(b"a")
+    store = SimpleNamespace(folder=tmp_path, _parts={"part-a": 1, "part-b": 2, "part-c": 3})
+    Store._remove(store, "part-a")
+    Store._remove(store, "part-b")
+    assert list(tmp_path.iterdir()) == []
+    assert store._parts == {"part-c": 3}

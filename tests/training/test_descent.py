@@ -12,7 +12,7 @@ import torch
 from fedaudit import adam, sgd
 from fedaudit.training import cuda_graphs
 from fedaudit.training import descent as descents
-from fedaudit.training.descent import Descent, Kept, side_by_side
+from fedaudit.training.descent import Descent, Kept, _UnderWay, side_by_side
 from fedaudit.training.fit import Opt
 
 
@@ -238,3 +238,12 @@ def test_descents_side_by_side_have_streams_and_states_of_their_own(
     with pytest.raises(ValueError, match="bad"):
         side_by_side(made, states)  # type: ignore[arg-type]
     assert generator.now == "usual"
+
+
+@pytest.mark.parametrize(("steps", "i", "asked"), [(0, 0, []), (1, 0, [0]), (3, 2, [2]), (3, 3, [])])
+def test_nothing_is_drawn_for_a_step_that_does_not_come(steps, i, asked):
+    seen: list[int] = []
+    under = SimpleNamespace(descent=SimpleNamespace(before=seen.append, steps=steps), alike=False)
+    _UnderWay._before(under, i)
+    assert seen == asked
+    assert under.alike is bool(asked), "what says nothing leaves the step as it was"

@@ -288,3 +288,12 @@ def test_sizes_of_states_and_records():
     assert size_of({2: state, "ab": [True, None]}) == Size(8 + 192 + 2 + 1, 12)
     with pytest.raises(WireError, match="A object has no size on the wire"):
         size_of(object())
+
+
+def test_a_size_of_nothing_is_nothing():
+    size = Size()
+    assert (size.payload, size.buffers, size.header, size.numbers, size.tensors) == (0, 0, 0, 0, {})
+    assert sum([Size(3, 2, 7, {(2,): 1}, 4)]) == Size(3, 2)
+    both = Size(3, 2, 7, {(2,): 1}, 4) + Size(1, 1, 1, {(2,): 2, (3,): 1}, 5)
+    assert (both.payload, both.buffers, both.header, both.numbers) == (4, 3, 8, 9)
+    assert both.tensors == {(2,): 3, (3,): 1}

@@ -279,3 +279,14 @@ def test_two_classes_are_enough_and_one_is_not():
         assert len(reply.y) == 3
     with pytest.raises(NotApplicable, match="at least two classes"):
         protect(Labels(torch.zeros(3, dtype=torch.long)), context(n=3, classes=1, labels=ONE))
+
+
+@pytest.mark.parametrize("sent", [[4.0, 6.0], [0.123, 9.877]])
+def test_noise_of_counts_is_not_free(sent):
+    """Tests of single values take every number for possible. It holds for whole counts and for others."""
+    found = randomised_response._noise_of_counts(
+        np.array(sent) if sent[0] < 1 else (np.array(sent) - 10 * 0.3) / 0.4,
+        np.array([3.0, 7.0]), 2, 0.7, np.random.default_rng(0),
+    )  # fmt: skip
+    assert found.free is False
+    assert found.z.shape == (1, 1)
