@@ -180,3 +180,10 @@ def test_imitated_noise_is_laplace_of_the_deviation_that_is_sent():
         torch.tensor([[8.0, 8.0]]), Protection(mechanism="laplace", sigma=0.0, clip=4.0), torch.Generator()
     )
     assert rows.tolist() == [[2.0, 2.0]], "clipped in L1"
+
+
+def test_quantiles_are_those_of_noise_with_deviation_1():
+    """Of Laplace's distribution at scale 1 / sqrt(2), by scipy's own; the middle is 0, and both sides are alike."""
+    shares = np.array([0.001, 0.2, 0.5, 0.7, 0.999])
+    found = mechanism_named("laplace").quantiles(shares)
+    assert found == pytest.approx(stats.laplace.ppf(shares, scale=1 / math.sqrt(2)), abs=1e-12)
