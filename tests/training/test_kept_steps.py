@@ -292,6 +292,22 @@ def test_models_side_by_side_have_recordings_of_their_own(monkeypatch: pytest.Mo
     assert sorted(replays) == sorted([8 * epochs, 4 * epochs, 4 * epochs, half + epochs])
 
 
+def test_a_stack_has_recordings_for_so_many_sizes_of_batches_at_most(
+    monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
+    """Clients of other sizes train in it from round to round. The usual size is always recorded."""
+    monkeypatch.setattr("fedaudit.training.stacked.stack.goes_apart", lambda model, rows: True)
+    monkeypatch.setattr(kept_steps, "FORMS", 2)
+    for counts in ([11, 11], [10, 10]):  # last batches of 3 and of 2 rows
+        jobs, alone = (make("cnn_bn@0.1", counts, epochs=OFTEN + 1) for _ in range(2))
+        fit_together(jobs)
+        with cuda_graphs.conditions("eager"):
+            for job in alone:
+                job.alone()
+        assert distance(jobs, alone) < 1e-10
+        assert len(replays) == 2 * 2, "two models, with the usual size and that of the first last batch"
+
+
 def test_models_side_by_side_share_no_memory(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """They are replayed at the same time. Recordings of one model share theirs."""
     monkeypatch.setattr("fedaudit.training.stacked.stack.goes_apart", lambda model, rows: True)

@@ -98,6 +98,19 @@ def test_images_lie_as_tensor_cores_take_them(apart: list[int]) -> None:
     assert set(seen) == {(True, False)}
 
 
+def test_filters_lie_so_in_training(apart: list[int]) -> None:
+    """Else tensor cores turn every one of them in every step."""
+    seen: set[tuple[bool, bool]] = set()
+
+    def looked_at(f: Any, x: Tensor, y: Tensor) -> Tensor:
+        filters = f.params["encoder.conv2.weight"]
+        seen.add((filters.is_contiguous(memory_format=torch.channels_last), filters.is_contiguous()))
+        return cross_entropy(f(x), y, reduction="none")
+
+    fit_together(make("cnn_bn@0.25", [8, 8], loss=looked_at))
+    assert seen == {(True, False)}
+
+
 def test_a_model_whose_parameter_has_no_gradient_stays_as_it_is(apart: list[int]) -> None:
     """As when it is trained alone: no gradient is not a gradient of zero, which weight decay would move."""
     opt = sgd(0.1, weight_decay=0.5)
@@ -258,11 +271,17 @@ def test_what_cannot_be_recorded_apart_is_a_stack(
         tried.append(1)
         return None if len(tried) == 1 else inner(*given, **how)
 
+    stacked: list[int] = []
+    as_stack = stack._stacked
+    monkeypatch.setattr(
+        stack, "_stacked", lambda jobs, *how, **more: stacked.append(len(jobs)) or as_stack(jobs, *how, **more)
+    )
     monkeypatch.setattr(stack, "record_giving_back", refuses)
     together, alone = (make("cnn_bn@0.25", COUNTS, epochs=4) for _ in range(2))
     with cuda_graphs.conditions("recorded"):
         fit_together(together)
     assert apart == [len(COUNTS)]
+    assert stacked == [len(COUNTS)]
     assert replays, "the stack is recorded"
     for job in alone:
         job.alone()

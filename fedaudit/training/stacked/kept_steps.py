@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 SHARE = 4  # a GPU's memory over what may be kept
 MOST = 128  # stacks whose steps are kept at a time; models that train side by side are a stack each
+FORMS = 16  # sizes of batches that a stack has recordings for: clients that take turns in it have many last batches
 
 Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
 # A recording with the places of its rows, its mask and its augmentation's numbers.

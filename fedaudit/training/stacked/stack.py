@@ -439,7 +439,7 @@ class _Fitting:
         """
         size, usual = form[0], form == (self.usual, False)
         self.came[form] = self.came.get(form, 0) + 1
-        often = usual or self.came[form] >= OFTEN
+        often = usual or (self.came[form] >= OFTEN and len(self.recordings) < kept_steps.FORMS)
         if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
             return False
         static, mask = self._places(self.slots, size)
