@@ -18,6 +18,7 @@ from fedaudit.training.fit import Opt
 from fedaudit.training.stacked.mixed_batches import Mixed
 from fedaudit.training.stacked.networks import Many
 
+CPU = torch.device("cpu")
 SIZES = [5, 1, 9, 4]  # rows of four networks
 ORDER = [[0, 1, 5, 6, 14, 15], [2, 7, 8, 9, 10, 11], [3, 4, 12, 16, 17, 18], [0, 13]]  # by network: 2 1 1 2, ...
 
@@ -103,3 +104,28 @@ class Alone:
 def test_no_batches_at_all() -> None:
     empty: list[Tensor] = []
     assert Mixed(Many(networks()), SIZES, empty, torch.device("cpu")).put(0)
+
+
+def test_each_network_gets_as_many_rows_as_it_has_in_any_batch(replays: list[int]) -> None:
+    """At most 2, 1, 5 and 3 of a batch's rows belong to the four networks, so 11 go through them, and not 20."""
+    with cuda_graphs.conditions("recorded", stacked=True):
+        fixed = mixed(networks())
+    seen: list[tuple[int, int]] = []
+    inner = fixed._networks.each
+
+    def each(xs: list[Tensor], only: list[int]) -> list[Tensor]:
+        seen.extend((i, len(x)) for i, x in zip(only, xs, strict=True))
+        return inner(xs, only=only)
+
+    fixed._networks.each = each  # type: ignore[method-assign, assignment]
+    fixed.put(0)
+    assert fixed(torch.randn(6, 1, 8, 8, dtype=torch.float64)).shape == (6, 4)
+    assert seen == [(0, 2), (1, 1), (2, 5), (3, 3)]
+
+
+def test_a_network_without_any_row_is_not_run(replays: list[int]) -> None:
+    with cuda_graphs.conditions("recorded", stacked=True):
+        fixed = Mixed(Many(networks()), [2, 0, 3, 0], [torch.tensor([0, 1, 4]), torch.tensor([2, 3, 4])], CPU)
+    x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
+    nets = networks()
+    torch.testing.assert_close(fixed(x), torch.cat([nets[0](x[:2]), nets[2](x[2:])]), atol=1e-12, rtol=1e-12)

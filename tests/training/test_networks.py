@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from fedaudit.training import models
 from fedaudit.training.cuda_graphs import conditions
+from fedaudit.training.stacked import networks as networks_module
 from fedaudit.training.stacked.networks import Many, _alike, _groups, _on_gpu, answers
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
@@ -139,3 +140,88 @@ def test_networks_are_alike_in_structure_mode_and_what_they_draw() -> None:
     assert not _alike(net(3, nn.Dropout(0.5)), net(3, nn.Dropout(0.5)))
     assert _alike(net(3, nn.Dropout(0.5)).eval(), net(3, nn.Dropout(0.5)).eval())
     assert _alike(net(3, nn.Dropout(0.0)), net(3, nn.Dropout(0.0)))
+
+
+@pytest.fixture
+def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Have networks run side by side where steps are recorded, and count those of each pass."""
+    counts: list[int] = []
+    inner = networks_module.each_on_its_lane
+    monkeypatch.setattr(networks_module, "goes_apart", lambda network, rows: True)
+    monkeypatch.setattr(networks_module, "records_steps", lambda device: device.type == "cpu")
+    monkeypatch.setattr(
+        networks_module, "each_on_its_lane", lambda runs, rows: counts.append(len(runs)) or inner(runs, rows)
+    )
+    return counts
+
+
+@pytest.mark.parametrize("only", [None, [5, 1, 6, 0, 3]])
+def test_side_by_side_each_says_what_it_says_alone(only: list[int] | None, apart: list[int]) -> None:
+    """On rows of its own, unequal in number, and with the gradient of each row."""
+    nets, xs = networks(), images(3, 5, 4, 7, 2, 6, 8)
+    chosen = list(range(7)) if only is None else only
+    xs = [xs[i] for i in chosen]
+    many = Many(nets, stacked=True)
+    found = many.each(xs, only=only)
+    assert apart == ([3, 2, 2] if only is None else [2, 2])
+    wanted = [nets[i](x) for i, x in zip(chosen, xs, strict=True)]
+    torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+    there, back = (
+        torch.autograd.grad(sum((i + 2) * out.square().sum() for i, out in enumerate(outs)), xs)
+        for outs in (found, wanted)
+    )
+    torch.testing.assert_close(there, back, atol=1e-10, rtol=1e-10)
+    assert all(p.grad is None for net in nets for p in net.parameters())
+
+
+@pytest.mark.parametrize("method", ["forward", "encode"])
+def test_side_by_side_they_look_at_the_same_images(method: str, apart: list[int]) -> None:
+    nets, (x,) = networks(), images(5)
+    outs = Many(nets, stacked=True)._all(method, x, None)
+    wanted = [getattr(net, method)(x) for net in nets]
+    assert apart == [3, 2, 2]
+    torch.testing.assert_close(outs, wanted, atol=1e-12, rtol=1e-12)
+    there, back = (
+        torch.autograd.grad(sum((i + 1) * out.square().sum() for i, out in enumerate(of)), x)[0]
+        for of in (outs, wanted)
+    )
+    torch.testing.assert_close(there, back, atol=1e-10, rtol=1e-10)
+
+
+def test_batch_statistics_side_by_side_are_each_network_s_own(apart: list[int]) -> None:
+    nets, xs = [networks()[3].train(), networks()[5].train()], images(4, 7)
+    found = Many(nets, stacked=True).each(xs)
+    assert apart == [2]
+    for got, net, x in zip(found, nets, xs, strict=True):
+        torch.testing.assert_close(got, net(x), atol=1e-12, rtol=1e-12)
+
+
+def test_only_recorded_steps_of_deep_networks_go_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager passes of each network would start too many kernels; shallow ones are faster as one."""
+    nets, (x,) = [networks()[0], networks()[2]], images(4)
+    stack = next(iter(Many(nets, stacked=True)._stacks.values()))
+    seen: list[Any] = []
+    for deep in (True, False):
+        for recorded in (True, False):
+            monkeypatch.setattr(networks_module, "goes_apart", lambda net, rows, d=deep: seen.append((net, rows)) or d)
+            monkeypatch.setattr(networks_module, "records_steps", lambda device, r=recorded: r)
+            assert stack._apart([x]) is (deep and recorded)
+    assert seen[0][0] is stack._bare
+    assert seen[0][1][0] is x
+
+
+def test_filters_and_images_lie_as_tensor_cores_take_them(apart: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    nets, (x,) = [networks()[0], networks()[2]], images(4)
+    laid: list[torch.Size] = []
+    inner = networks_module.as_tensor_cores_take_it
+    monkeypatch.setattr(networks_module, "as_tensor_cores_take_it", lambda t: laid.append(t.shape) or inner(t))
+    many = Many(nets, stacked=True)
+    many(x)
+    stack = next(iter(many._stacks.values()))
+    assert laid.count(x.shape) == 2
+    filters = [t for of_one in stack._laid for t in of_one.values() if t.dim() == 4]
+    assert filters
+    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in filters)
+    before = len(laid)
+    many(x)
+    assert len(laid) == before + 2, "the filters are laid out once"

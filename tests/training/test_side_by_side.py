@@ -330,3 +330,59 @@ def test_factors_are_rounded_together_to_the_bits_that_autocast_gives() -> None:
         else:
             assert a.dtype == torch.float32
             assert torch.equal(a, b), name
+
+
+class Counted(Lanes):
+    """Lanes that write down on which of them work is done, and when they meet again."""
+
+    events: list[Any]
+
+    def __init__(self, count: int, device: torch.device):
+        super().__init__(count, device)
+        self.events.append(("part", count))
+
+    @contextmanager
+    def on(self, number: int) -> Iterator[None]:  # type: ignore[override]
+        self.events.append(number)
+        yield
+
+    def join(self) -> None:
+        self.events.append("meet")
+
+
+def test_functions_of_rows_run_on_lanes_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each on its own; rows that need no gradient get none, and nothing is done for them."""
+    Counted.events = []
+    monkeypatch.setattr(side_by_side, "Lanes", Counted)
+    a, b, c = (torch.arange(n, dtype=torch.float64) + 1 for n in (2, 3, 4))
+    a.requires_grad_()
+    c.requires_grad_()
+    runs = [lambda x: x.square().sum(), lambda x: 3 * x, lambda x: x**3]
+    outs = side_by_side.each_on_its_lane(runs, [a, b, c])
+    assert Counted.events == [("part", 3), 0, 1, 2, "meet"]
+    assert [out.tolist() for out in outs] == [5.0, [3.0, 6.0, 9.0], [1.0, 8.0, 27.0, 64.0]]
+    weights = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.float64)
+    (7 * outs[0] + outs[1].sum() + (weights * outs[2]).sum()).backward()
+    assert Counted.events[5:] == [("part", 2), 0, 1, "meet"]
+    assert a.grad is not None
+    assert c.grad is not None
+    assert a.grad.tolist() == [14.0, 28.0]
+    assert c.grad.tolist() == [3.0, 24.0, 81.0, 192.0]
+    assert b.grad is None
+
+
+@pytest.mark.parametrize("how", ["no gradient is wanted", "no row needs one"])
+def test_functions_of_rows_without_a_gradient(how: str) -> None:
+    x = torch.ones(3, requires_grad=how == "no gradient is wanted")
+    with torch.set_grad_enabled(how == "no row needs one"):
+        (out,) = side_by_side.each_on_its_lane([lambda row: row + 1], [x])
+    assert out.tolist() == [2.0] * 3
+    assert not out.requires_grad
+
+
+def test_a_gradient_of_a_gradient_is_refused() -> None:
+    x = torch.ones(2, requires_grad=True)
+    (out,) = side_by_side.each_on_its_lane([lambda row: row**2], [x])
+    (g,) = torch.autograd.grad(out.square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        g.sum().backward()

@@ -1,7 +1,7 @@
 """Batches whose rows belong to several networks; each row goes through its own network.
 
 The number of rows that belong to a network differs from batch to batch, so every step would have other shapes. Where
-steps are recorded and networks run stacked, each network therefore gets as many rows as any network has in any batch.
+steps are recorded and networks run stacked, each network therefore gets as many rows as it has in any batch at most.
 The rows that only fill up count nothing. All batches are known beforehand, so that a step only has to say which one is
 next.
 
@@ -31,7 +31,7 @@ class Mixed:
         self._owners = [owner[rows] for rows in order]
         self._counts = [torch.bincount(mine, minlength=len(sizes)) for mine in self._owners]
         self._usual = len(order[0]) if order else 0
-        self._most = max((int(counts.max()) for counts in self._counts), default=0)
+        self._most = torch.stack(self._counts).amax(0) if order else torch.zeros(len(sizes), dtype=torch.long)
         alone = all(rowwise(layer, not layer.training) for net in networks for layer in net.modules())
         self.repeats = alone and stacks_networks() and records_steps(device)  # each step is the same operations
         self._memory: list[Tensor] = []
@@ -68,8 +68,9 @@ class Mixed:
         """
         mine, counts = self._owners[i], self._counts[i]
         first = counts.cumsum(0) - counts
-        back = mine * self._most + torch.arange(len(mine)) - first[mine]
-        there = torch.zeros(len(counts) * self._most, dtype=torch.long)
+        begins = self._most.cumsum(0) - self._most
+        back = begins[mine] + torch.arange(len(mine)) - first[mine]
+        there = torch.zeros(int(self._most.sum()), dtype=torch.long)
         there[back] = torch.arange(len(mine))
         return self._order[i], there, back
 
@@ -77,8 +78,10 @@ class Mixed:
         if not self.repeats:
             drawn = [(place, part) for place, part in enumerate(x.split(self.split)) if len(part)]
             return torch.cat(self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn]))
-        laid_out = _moved(x, self._there, self._back).unflatten(0, (-1, self._most))
-        return _moved(torch.cat(self._networks.each(laid_out.unbind(0))), self._back, self._there)
+        laid_out = _moved(x, self._there, self._back).split(self._most.tolist())
+        drawn = [(place, part) for place, part in enumerate(laid_out) if len(part)]
+        found = self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn])
+        return _moved(torch.cat(found), self._back, self._there)
 
 
 def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:

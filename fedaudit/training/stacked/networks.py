@@ -10,6 +10,9 @@ not the networks.
     teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: each has its own rows, any number of them
     teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
 
+Deep and wide networks are faster side by side, each on a stream of its own (see `side_by_side`). They run that way
+where steps are recorded.
+
 Only the stacked engine does this. The others run the networks one after the other and keep their bits.
 """
 
@@ -23,11 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training.cuda_graphs import capturing, clocked, may_choose, stacks_networks
+from fedaudit.training.cuda_graphs import capturing, clocked, may_choose, records_steps, stacks_networks
 from fedaudit.training.folded_norms import folded
 from fedaudit.training.stacked.layers import quicker
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, Caller, picking, places
 from fedaudit.training.stacked.masked_norms import one_channel
+from fedaudit.training.stacked.side_by_side import as_tensor_cores_take_it, each_on_its_lane, goes_apart
 from fedaudit.training.stacked.stackable import rowwise, same_hooks, structure
 
 _faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
@@ -89,6 +93,8 @@ class _Stack:
         first = next(networks[0].parameters(), None)
         self._caller = Caller(quicker(bare) if first is not None and _on_gpu(first) else bare)
         self._places = places(self._caller)
+        self._bare = bare
+        self._laid: list[dict[str, Tensor]] = []  # each network's tensors as tensor cores take them
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in networks[0].modules())
@@ -101,6 +107,8 @@ class _Stack:
         return any(norm.training for norm in self._norms)
 
     def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
+        if self._apart(rows):
+            return each_on_its_lane([self._one_apart(method, i) for i in where], rows)
         tensors = self._tensors
         if len(where) < self._count:
             index = torch.tensor(where, device=rows[0].device)
@@ -115,6 +123,28 @@ class _Stack:
         filled = torch.stack([row if len(row) == most else _fill(row, most) for row in rows])
         out = self._mapped(method, tensors, filled, 0)
         return [of_one[:size] for of_one, size in zip(out.unbind(0), sizes, strict=True)]
+
+    def _apart(self, rows: Sequence[Tensor]) -> bool:
+        """Return whether the networks run side by side.
+
+        Without a recording, a pass of each would start too many kernels one after the other.
+        """
+        return goes_apart(self._bare, rows) and records_steps(rows[0].device)
+
+    def _one_apart(self, method: str, i: int) -> Callable[[Tensor], Tensor]:
+        """Return network i, whose images and filters lie as tensor cores take them."""
+        if not self._laid:
+            each = [{name: t[at] for name, t in self._tensors.items()} for at in range(self._count)]
+            self._laid = [{name: as_tensor_cores_take_it(t) for name, t in of_one.items()} for of_one in each]
+        caller = Caller(self._bare)
+        placed = {place: self._laid[i][name] for place, name in places(caller).items()}
+
+        def one(x: Tensor) -> Tensor:
+            rows = as_tensor_cores_take_it(x)
+            found: Tensor = functional_call(caller, placed, (method, rows), tie_weights=False)
+            return found
+
+        return one
 
     def _mapped(self, method: str, tensors: dict[str, Tensor], x: Tensor, over: int | None) -> Tensor:
         """Run all networks at once. On a GPU, convolutions are products of matrices where that was measured to be

@@ -13,12 +13,14 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from fedaudit.cuda_streams import lane
 from fedaudit.training.cuda_graphs import capturing, halves, shared
@@ -85,6 +87,43 @@ def in_turn(courses: Sequence[Iterator[None]], lanes: Lanes) -> None:
                     next(course)
                 except StopIteration:
                     del left[number]
+
+
+def each_on_its_lane(runs: Sequence[Callable[[Tensor], Tensor]], rows: Sequence[Tensor]) -> list[Tensor]:
+    """Return what each function makes of its own rows, each on a lane of its own. Gradients reach the rows alone."""
+    if torch.is_grad_enabled() and any(row.requires_grad for row in rows):
+        return list(_EachOnItsLane.apply(tuple(runs), *rows))
+    return _on_lanes([partial(run, row) for run, row in zip(runs, rows, strict=True)], rows[0].device)
+
+
+def _on_lanes(works: Sequence[Callable[[], Tensor]], device: torch.device) -> list[Tensor]:
+    lanes, found = Lanes(len(works), device), list[Tensor]()
+    for number, work in enumerate(works):
+        with lanes.on(number):
+            found.append(work())
+    lanes.join()
+    return found
+
+
+class _EachOnItsLane(torch.autograd.Function):
+    """Functions of rows, forward and backward on lanes. The streams part and meet in both, as a recording needs it."""
+
+    @staticmethod
+    def forward(ctx: Any, runs: Sequence[Callable[[Tensor], Tensor]], *rows: Tensor) -> tuple[Tensor, ...]:
+        leaves = [row.detach().requires_grad_(row.requires_grad) for row in rows]
+        with torch.enable_grad():
+            made = _on_lanes([partial(run, x) for run, x in zip(runs, leaves, strict=True)], rows[0].device)
+        ctx.inside = leaves, made
+        return tuple(out.detach() for out in made)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        leaves, made = ctx.inside
+        taught = [i for i, x in enumerate(leaves) if x.requires_grad]
+        works = [lambda i=i: torch.autograd.grad(made[i], leaves[i], grads[i])[0] for i in taught]
+        found = dict(zip(taught, _on_lanes(works, grads[0].device), strict=True))
+        return None, *(found.get(i) for i in range(len(leaves)))
 
 
 @contextmanager
