@@ -28,11 +28,14 @@ sys.path[:0] = [str(HERE.parent), *map(str, (HERE.parent / "tests" / "helpers").
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import fedaudit  # noqa: E402
 from fedaudit import registry  # noqa: E402
 from fedaudit.runtime.run_record import RunRecord  # noqa: E402
 from fedaudit.training.cuda_graphs import unrecorded  # noqa: E402
+from fedaudit.training.device_rates import rates  # noqa: E402
+from fedaudit.training.models import build  # noqa: E402
 from fedaudit.training.stacked.stack import _faster  # noqa: E402
 from fedaudit.wire.transcript import Transcript  # noqa: E402
 
@@ -49,7 +52,7 @@ class Bench:
     def __init__(self, out: Path, device: str, tiny: bool, seconds: float, ways: Sequence[str] = ()):
         self.out, self.device, self.tiny, self.ways_wanted = out, device, tiny, ways
         self.ends = time.perf_counter() + seconds
-        self.name, self.figures = "", dict[str, Any]()
+        self.name, self.figures, self.products = "", dict[str, Any](), dict[str, float]()
         out.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
@@ -73,6 +76,18 @@ class Bench:
         record = fedaudit.run(out=folder / "run", **values)
         self.sync()
         return record, folder / "run", time.perf_counter() - begun
+
+    def floor(self, arch: str, shape: tuple[int, int, int], rows: int) -> dict[str, float]:
+        """Keep and return the seconds that training on so many rows takes at least, by precision: its arithmetic over
+        the rate that a large product of matrices reaches on this machine."""
+        model, x = build(arch, shape=shape, classes=10), torch.zeros(2, *shape)
+        with FlopCounterMode(display=False) as counter:
+            torch.nn.functional.cross_entropy(model(x), torch.zeros(2, dtype=torch.long)).backward()
+        if not self.products:
+            self.products = rates(torch.device(self.device)).products
+        found = {name: counter.get_total_flops() / 2 * rows / rate for name, rate in self.products.items()}
+        self.save(floor_s=found)
+        return found
 
     def sync(self) -> None:
         if self.device.startswith("cuda"):
@@ -171,6 +186,16 @@ def equality(bench: Bench) -> None:
     bench.save(resnet18_same_fields=x.keys() == y.keys(), resnet18_farthest_float64_by_round=far)
     one, two = (bench.run(**deep, **STACKED)[0] for _ in range(2))
     bench.save(resnet18_again_same_bits=one.transcript_digest == two.transcript_digest, resnet18_notes=two.notes)
+    frozen = dict(registry.find("dffke").quick) | {"T_Dec": 3, "B_Dec": 50}  # type: ignore[attr-defined]
+    frozen_deep = {**deep, "method": "dffke", "aux": 0.3, "set": frozen}  # a decoder trains on frozen ResNet-18
+    with double("dffke"):
+        (_, a, _), (_, b, _) = (bench.run(**frozen_deep, **how) for how in (SERIAL, STACKED))
+        x, y = sent(a), sent(b)
+        far = {t: max(float((x[k] - y[k]).abs().max()) for k in x if k.startswith(t) and x[k].numel()) for t in "12"}
+    bench.save(dffke_resnet18_same_fields=x.keys() == y.keys(), dffke_resnet18_farthest_float64_by_round=far)
+    one, two = (bench.run(**frozen_deep, **STACKED)[0] for _ in range(2))
+    same = one.transcript_digest == two.transcript_digest
+    bench.save(dffke_resnet18_again_same_bits=same, dffke_resnet18_notes=two.notes)
     for method in ("fedaf", "fedavg", "dfrd", "dffke"):
         quick = dict(registry.find(method).quick)  # type: ignore[attr-defined]
         if method == "fedaf":
@@ -202,6 +227,7 @@ def equality(bench: Bench) -> None:
 def fedavg(bench: Bench) -> None:
     """ConvNet 3 x 128 with batch norm, Fashion-MNIST, ten clients, B = 64: 938 steps a round. Goal: 6 times."""
     tf32 = {"precision": "tf32"}
+    bench.floor("convnet", (1, 28, 28), 60_000)
     bench.variants(
         {
             "serial": SERIAL,
@@ -220,8 +246,15 @@ def fedavg(bench: Bench) -> None:
 @line
 def fedfree_cnn(bench: Bench) -> None:
     """FedFree's network, B = 10, a fifth of Fashion-MNIST: 1200 steps a round. Goal: 12 times."""
+    tf32 = {"precision": "tf32"}
+    bench.floor("fedfree_cnn", (1, 28, 28), 12_000)
     bench.variants(
-        {"serial": SERIAL, "stacked": STACKED, "stacked_tf32": STACKED | {"precision": "tf32"}},
+        {
+            "serial": SERIAL,
+            "stacked": STACKED,
+            "stacked_tf32": STACKED | tf32,
+            "stacked_tf32_compiled": COMPILED | tf32,
+        },
         method="fedavg", set={"E": 1, "B": 10, "eta": 0.01}, dataset="fashion-mnist", clients=10, partition="iid",
         model="fedfree_cnn", aux=0.8,
     )  # fmt: skip
@@ -239,7 +272,7 @@ def seeds_together(bench: Bench) -> None:
     values |= {"rounds": 6, "eval_every": 6, "eval_clients": False, "device": bench.device, "precision": "tf32"}
     if bench.tiny:
         values |= {"dataset": "digits", "preset": None, "model": "cnn", "set": {"E": 1, "B": 32}, "rounds": 2}
-    one_s = 0.0
+    one_s, floor = 0.0, bench.floor("fedfree_cnn", (3, 32, 32), 50_000 * 5)
     for name, seeds in (("one_seed", [0]), ("three_seeds", [0, 1, 2])):
         folder = Path(tempfile.mkdtemp(prefix="speed-"))
         records = run_seeds(Setting.make(**values, **COMPILED), seeds, out=[folder / str(seed) for seed in seeds])
@@ -252,6 +285,7 @@ def seeds_together(bench: Bench) -> None:
             "first_s": round(rounds[0].wall_s, 3),
             "times": round(len(seeds) * one_s / took, 2),
             "of_one": round(took / one_s, 2),
+            "floor_s": len(seeds) * floor.get("tf32", 0.0),
             "rounds_s": [row.wall_s for row in rounds],
             "shares_s": [[row.own_s for row in record.rounds] for record in records],
             "notes": records[0].notes,
@@ -314,9 +348,10 @@ def dffke_resnet18(bench: Bench) -> None:
 @line
 def fedzge_row(bench: Bench) -> None:
     """FedAvg as in FedZGE's Table 2: stock ResNet-18, CIFAR-10, ten epochs of Adam in batches of 256. Two rounds."""
-    ways = {"stacked_tf32": STACKED | {"precision": "tf32"}, "stacked_bf16": STACKED | {"precision": "bf16"}}
+    tf32, bf16 = {"precision": "tf32"}, {"precision": "bf16"}
+    bench.floor("resnet18", (3, 32, 32), 50_000 * 10)
     bench.variants(
-        ways | {"serial_tf32": SERIAL | {"precision": "tf32"}},
+        {"serial": SERIAL | tf32, "stacked_tf32": STACKED | tf32, "stacked_bf16": STACKED | bf16},
         rounds=2, method="fedavg", set={"E": 1 if bench.tiny else 10, "B": 256, "eta": 0.01, "opt": "adam"},
         dataset="cifar10", clients=3 if bench.tiny else 10, partition="dirichlet:1",
         model="cnn_bn" if bench.tiny else "resnet18",

@@ -11,7 +11,18 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEAD = ["line", "carried out", "a round, s", "times", "clients, s", "times", "server, s", "times", "first round, s"]
+HEAD = [
+    "line",
+    "carried out",
+    "floor, s",
+    "a round, s",
+    "times",
+    "clients, s",
+    "times",
+    "server, s",
+    "times",
+    "first round, s",
+]
 
 
 def rows(folder: Path) -> list[str]:
@@ -23,10 +34,13 @@ def rows(folder: Path) -> list[str]:
             if isinstance(values, dict) and "round_s" in values:
                 parts = [(values[f"{part}_s"], values[f"{part}_times"]) for part in ("round", "clients", "server")]
                 cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
+                floor = figures.get("floor_s", {}).get(values["precision"])
+                cells = ["" if floor is None else f"{floor:.3f}", *cells]
                 found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}"])
             elif isinstance(values, dict) and "times" in values:
                 seconds, times, first = values["s"], values["times"], values["first_s"]
-                found.append([path.stem, way, f"{seconds:.2f}", f"{times:.1f}", "", "", "", "", f"{first:.1f}"])
+                floor = f"{values['floor_s']:.3f}" if "floor_s" in values else ""
+                found.append([path.stem, way, floor, f"{seconds:.2f}", f"{times:.1f}", "", "", "", "", f"{first:.1f}"])
     return ["| " + " | ".join(cells) + " |" for cells in found]
 
 

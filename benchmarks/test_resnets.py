@@ -1,0 +1,55 @@
+"""Ten ResNet-18 trained by the engine `stacked` against the same ten one after another, on a GPU.
+
+The work: the ResNet-18 for small images, 3x32x32, batch 64, steps of SGD with momentum. Two ways in one process are
+compared, so that the ratio says nothing of the machine's own speed.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+from test_shadows import jobs
+
+from fedaudit.training.cuda_graphs import conditions
+from fedaudit.training.stacked.stack import fit_together
+
+
+def timed(function: Any) -> float:
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    function()
+    torch.cuda.synchronize()
+    return time.perf_counter() - begun
+
+
+def compare(bf16: bool) -> dict[str, float]:
+    """Return the seconds of both ways, without what only a first training has, and how far the models end apart."""
+
+    def work(steps: int) -> list[Any]:
+        return jobs("resnet18_cifar", count=10, shape=(3, 32, 32), n=512, batch=64, steps=steps, device="cuda")
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    with conditions("eager", bf16=bf16):
+        for job in work(4)[:1]:
+            job.alone()
+        alone = work(40)
+        alone_s = timed(lambda: [job.alone() for job in alone])
+    with conditions("recorded", bf16=bf16, stacked=True):
+        fit_together(work(40))
+        together = work(40)
+        together_s = timed(lambda: fit_together(together))
+    norms = [float(sum(p.norm() for p in job.model.parameters())) for job in (*alone, *together)]
+    apart = max(abs(a / b - 1) for a, b in zip(norms[:10], norms[10:], strict=True))
+    return {"alone_s": alone_s, "together_s": together_s, "times": alone_s / together_s, "norms_apart": apart}
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("precision", "least"), [("tf32", 3), ("bf16", 5)])
+def test_ten_resnets_together_are_so_many_times_as_fast(benchmark: Any, precision: str, least: float) -> None:
+    found = benchmark.pedantic(compare, (precision == "bf16",), rounds=1)
+    benchmark.extra_info |= found
+    assert found["norms_apart"] < 0.05, "the same training, or the times mean nothing"
+    assert found["times"] >= least
