@@ -226,7 +226,7 @@ def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp
     for more, wanted in (({"steps": 3}, (3, None)), ({}, (None, 2))):
         asked.clear()
         setting = {"E": 2, "B": 64, "eta": 0.1, **more}
-        run(tiny(method, engine="serial", rounds=1, set=setting), out=tmp_path / str(len(more)))
+        run(tiny(method, engine="serial", model="cnn@0.25", rounds=1, set=setting), out=tmp_path / str(len(more)))
         assert set(asked) == {wanted}
 
 
@@ -248,7 +248,8 @@ def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny,
     ]
     for i, (more, wanted) in enumerate(cases):
         asked.clear()
-        run(tiny(method, engine="serial", rounds=1, set={"B": 64, "eta": 0.1, **more}), out=tmp_path / str(i))
+        setting = {"B": 64, "eta": 0.1, **more}
+        run(tiny(method, engine="serial", model="cnn@0.25", rounds=1, set=setting), out=tmp_path / str(i))
         assert set(asked) == {wanted}
 
 

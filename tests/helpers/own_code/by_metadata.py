@@ -7,6 +7,7 @@ client: number, bytes, time and order of its messages, how many candidates there
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import ClassVar
 
@@ -23,8 +24,10 @@ OF_PLACES = ("position", "middle", "parity")
 OF_CLIENTS = ("client", "candidates", "bytes", "clock", "arrival")
 
 
+@functools.cache
 def files_of(folder: Path | str) -> dict[bytes, tuple[int, float, int]]:
-    """Return the place by name, the time and the size of each training image's file, by its pixels."""
+    """Return the place by name, the time and the size of each training image's file, by its pixels. Read once: a
+    folder is written before it is attacked, and not again."""
     files = sorted((Path(folder) / "train").rglob("*.png"))
     facts = {}
     for place, file in enumerate(files):
