@@ -148,12 +148,9 @@ class Views(Up):
     e: tuple[Tensor, ...] = private("embeddings", via="data", unit="record")
 
 
-LENGTHS = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("lengths", "taken"), [((3, 3), True), ((2, 3), True), ((4, 3), False), ((3, 4), False), ((), True)]
 )
-
-
-@LENGTHS
 def test_no_view_of_the_records_has_more_rows_than_there_are(lengths, taken):
     """Three records, of which each view may have as many rows. What depends on all records may have more."""
     made = context(n=3, embeddings={"epsilon": 1.0, "delta": 1e-5}, logits={"epsilon": 1.0, "delta": 1e-5})
