@@ -476,3 +476,23 @@ def test_an_epsilon_by_renyi_takes_orders_beyond_opacus_own() -> None:
         assert acc._rdp(((sigma, 1.0, count),), 1e-5) == pytest.approx(all_of_them)
         assert acc._rdp(((sigma, 1.0, count),), 1e-5, beyond=False) == pytest.approx(within)
         assert all_of_them < within * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("laplace", [False, True])
+def test_each_direction_of_a_sampled_step_by_its_densities(reverse: bool, laplace: bool) -> None:
+    """One step at q = 0.4 and sigma = 0.8, with or without a Laplace release that costs next to nothing. The exact
+    delta is the integral of P - e^epsilon Q, or of Q - e^epsilon P, where that is above 0."""
+    from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+
+    q, sigma, delta = 0.4, 0.8, 0.02
+    x = np.linspace(-8, 9, 20_001)
+    without = norm.pdf(x, 0, sigma)
+    both = ((1 - q) * without + q * norm.pdf(x, 1, sigma), without)
+    first, second = both[::-1] if reverse else both
+    exact = brentq(lambda e: np.maximum(first - math.exp(e) * second, 0).sum() * (x[1] - x[0]) - delta, 0, 20)
+    accountant = acc._prv_accountant()()
+    accountant.reverse = reverse
+    accountant.history = [(sigma, q, 1), *([(LaplaceLoss(1e-4), 1.0, 1)] if laplace else [])]
+    found = accountant.get_epsilon(delta, eps_error=0.02, delta_error=delta / 1000)
+    assert exact - 1e-3 <= found <= exact + 0.05
