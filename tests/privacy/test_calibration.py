@@ -175,3 +175,9 @@ def test_the_delta_of_no_epsilon_is_the_distance_of_two_normals(mu: float) -> No
     assert cal.gaussian_delta(0, mu) == pytest.approx(apart, rel=1e-12)
     assert cal.gaussian_epsilon(mu, min(apart * (1 + 1e-9), 0.9999)) == 0.0
     assert cal.gaussian_epsilon(mu, apart * (1 - 1e-6)) > 0.0
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("delta", [0.3, 0.5, 0.7])
+def test_large_deltas_have_their_noise_too(epsilon: float, delta: float) -> None:
+    assert cal.gaussian_delta(epsilon, 1 / cal.analytic(epsilon, delta, 1)) == pytest.approx(delta, rel=1e-9)

@@ -444,6 +444,7 @@ def test_the_test_of_whole_noise_by_hand(name):
     ]
     scale = parts[0].test(parts)
     assert isinstance(scale, WholeScale)
+    assert parts[0].test(parts[1:2]).value == 4.0, "one tensor is enough"
     assert scale.value == pytest.approx((1 + 9 + 4 + 25) / 4 + 36 / 9)
     assert [t.tolist() for t in scale._times] == [[5.0], [1.0]]
     for sigma, scores, now, less, more in zip(

@@ -303,6 +303,7 @@ def test_the_test_of_flipped_labels_is_binomial():
     distribution. Limits are where 13 or more, or 13 or fewer, are so rare."""
     scale = Flips(4, 30, 0.2).test([Flips(4, 30, 0.2), Flips(9, 50, 0.2)])
     assert scale == FlipScale(13, 80, 0.2)
+    assert Flips(9, 50, 0.2).test([Flips(4, 30, 0.1)]) == FlipScale(4, 30, 0.1)
     assert scale.scale == pytest.approx(13 / 16)
     assert scale.p_values() == pytest.approx((stats.binom.cdf(13, 80, 0.2), stats.binom.sf(12, 80, 0.2)))
     low, high = scale.limits(0.1, 0.02)
@@ -347,8 +348,8 @@ def test_scores_at_the_ends_are_finite(u):
     drawn = SimpleNamespace(random=lambda shape=None: u if shape is None else np.full(shape, u))
     labels = randomised_response._noise_of_labels(np.array([1.0, 0.0]), np.zeros(2), 2, 0.75, drawn).z[0]
     assert labels == pytest.approx([-37.04, stats.norm.ppf(0.25)] if u == 0 else [stats.norm.ppf(0.25), 8.2], abs=0.02)
-    made = np.array([0.0, 3.0]) if u == 0 else np.array([3.0, 0.0])
-    counts = randomised_response._noise_of_counts((made - 0.75) / 0.5, np.array([3.0, 0.0]), 2, 0.75, drawn).z
+    made = np.array([0.0, 1.0]) if u == 0 else np.array([1.0, 0.0])
+    counts = randomised_response._noise_of_counts((made - 0.25) / 0.5, np.array([1.0, 0.0]), 2, 0.75, drawn).z
     assert counts == pytest.approx(np.array([[-37.04 if u == 0 else 8.2]]), abs=0.02)
 
 
@@ -393,6 +394,8 @@ def test_the_probabilities_of_counts_at_another_scale_by_hand():
     are weighted with the true counts, times two for the client that sends twice."""
     few, many = np.array([8.0, 2.0, 0.0]), np.array([10.0, 30.0])
     parts = [CountSizes(few, few, 0.7), CountSizes(many, many, 0.7), CountSizes(few, few, 0.7)]
+    (alone,) = parts[1].test(parts[1:2])._at(1.0)
+    assert alone == pytest.approx(np.array([[0.7, 0.3], [0.3, 0.7]]))
     scale = parts[0].test(parts)
     three, two = scale._at(0.5)
     assert three == pytest.approx(np.array([[0.85, 0.075, 0.075], [0.075, 0.85, 0.075], [0.075, 0.075, 0.85]]))
