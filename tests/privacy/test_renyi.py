@@ -83,3 +83,10 @@ def test_orders_of_unequal_length_are_summed_in_unequal_pieces(monkeypatch):
     assert renyi_divergence(1.1, 0.4, orders) == pytest.approx(whole, rel=1e-9)
     for order, wanted in zip(orders, whole, strict=True):
         assert renyi_divergence(1.1, 0.4, [order])[0] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_series_that_ends_in_its_first_piece_is_not_given_up(monkeypatch):
+    wanted = renyi_divergence(1.1, 0.4, (2.5,))
+    monkeypatch.setattr(renyi, "FIRST", 4096)
+    monkeypatch.setattr(renyi, "MOST", 0)
+    assert renyi_divergence(1.1, 0.4, (2.5,)) == pytest.approx(wanted, rel=1e-9)
