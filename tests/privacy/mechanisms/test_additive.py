@@ -206,6 +206,9 @@ def test_every_value_of_an_entry_that_its_policy_decides(name):
     assert no_clip == {**told, **noise}
     silent = how.follows(entry, policy.model_copy(update={"noise_multiplier": None, "epsilon": 1.0}), 1000, 10, None)
     assert silent == {**told, "claim": 1.0, "sigma": noise["sigma"], "clip": 3.0}
+    planned = policy.model_copy(update={"noise_multiplier": None, "epsilon": 2.0, "calibration": "total"})
+    wanted = 5 / 2 if laplace else math.sqrt(5) * analytic(2.0, 1e-3, 1.0)
+    assert how.follows(entry, planned, 1000, 10, 5)["noise_multiplier"] == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
