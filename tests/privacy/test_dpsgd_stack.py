@@ -14,6 +14,7 @@ from fedaudit import Augment, adam, ce, run, sgd
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy import dpsgd_stack
 from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together, private_stacks
+from fedaudit.privacy.mechanism_outputs import Training
 from fedaudit.privacy.policy import Policy
 from fedaudit.training import models
 from fedaudit.training.fit import Opt
@@ -197,3 +198,45 @@ def test_an_index_is_filled_up_with_its_first_entry() -> None:
     assert dpsgd_stack._filled(torch.tensor([], dtype=torch.long), 2).tolist() == [0, 0]
     assert dpsgd_stack._along(torch.ones(2), torch.ones(2, 3, 4)).shape == (2, 1, 1)
     assert dpsgd_stack._along(torch.ones(2, 3), torch.ones(2, 3, 4)).shape == (2, 3, 1)
+
+
+class Noted(Training):
+    """A gate that keeps what it lets out."""
+
+    def __init__(self) -> None:
+        self.steps: list[Any] = []
+
+    def restart(self, slot: int = 0, active: list[int] | None = None) -> None:
+        self.steps.append((slot, active))
+
+    def step(self, gradient: Any, at: tuple[int, int] = (0, 1)) -> None:
+        self.steps.append(({name: g.clone() for name, g in gradient.items()}, at))
+
+
+def of_one(f: Any, x: Tensor) -> Tensor:
+    return f(x).square().sum(1)
+
+
+def test_each_noised_gradient_goes_through_its_gate() -> None:
+    """Two clients with rows of one tensor, three steps and two: the second place is that of the one with fewer."""
+    both = []
+    for _ in range(2):
+        made = []
+        for private in small([7, 5]):
+            job = Job(
+                private.job.model, of_one, private.rows[:1], private.job.rng, {**private.job.options, "epochs": 1}
+            )
+            made.append(PrivateJob(job, private.noise, private.policy, 1, Noted()))
+        both.append(made)
+    alone, together = both
+    for private in alone:
+        private.alone()
+    fit_private_together(together)
+    assert distance(alone, together) < 1e-10
+    assert [private.gate.steps[0] for private in together] == [(0, [2, 2, 1]), (1, [2, 2])]
+    for one, other in zip(alone, together, strict=True):
+        assert [at for _, at in one.gate.steps[1:]] == [at for _, at in other.gate.steps[1:]]
+        for (mine, _), (theirs, _) in zip(one.gate.steps[1:], other.gate.steps[1:], strict=True):
+            assert list(mine) == list(theirs) == ["1.weight", "1.bias"]
+            assert all(torch.allclose(mine[name], theirs[name], atol=1e-10) for name in mine)
+    assert private_stacks(small([7]))[0] in ([], [[0]])

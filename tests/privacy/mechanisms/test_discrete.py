@@ -448,17 +448,19 @@ def test_the_test_of_whole_noise_by_hand(name):
     assert scale.value == pytest.approx((1 + 9 + 4 + 25) / 4 + 36 / 9)
     assert [t.tolist() for t in scale._times] == [[5.0], [1.0]]
     for sigma, scores, now, less, more in zip(
-        (2.0, 3.0), scale._scores, scale._chances, scale._at(0.5), scale._at(1.5), strict=True
+        (2.0, 3.0), scale._scores, scale._chances, scale._at(0.5), scale._at(5.0), strict=True
     ):
         far = reach(sigma)
         k = np.arange(-far, far + 1)
         assert scores == pytest.approx((k**2 / sigma**2)[None])
         assert now == pytest.approx(how.chances(sigma)[None], rel=1e-9)
-        narrow, wide = reach(0.5 * sigma), reach(1.5 * sigma)
+        narrow, wide = reach(0.5 * sigma), reach(5.0 * sigma)
         assert less[0, far - narrow : far + narrow + 1] == pytest.approx(how.chances(0.5 * sigma), rel=1e-9)
         assert less[0, : far - narrow].sum() + less[0, far + narrow + 1 :].sum() == 0
-        cut = how.chances(1.5 * sigma)[wide - far : wide + far + 1]
+        cut = how.chances(5.0 * sigma)[wide - far : wide + far + 1]
+        assert cut.sum() < 1 - 1e-9
         assert more[0] == pytest.approx(cut / cut.sum(), rel=1e-9)
+        assert more.sum() == pytest.approx(1, abs=1e-12)
         assert less.shape == more.shape == (1, 2 * far + 1)
 
 
