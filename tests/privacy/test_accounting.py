@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
@@ -9,6 +10,7 @@ import subprocess
 import sys
 
 import dp_accounting
+import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
@@ -377,3 +379,120 @@ def test_a_sampled_steps_divergence_is_computed_here_and_others_by_opacus(monkey
 
     monkeypatch.setattr(acc, "renyi_divergence", overflows)
     assert acc._renyi.__wrapped__(1.5, 0.25, (2.0,))[0] == pytest.approx(math.log1p(0.0625 * math.expm1(1 / 2.25)))
+
+
+def test_every_answer_of_a_composition_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accountants that answer at once: which of them is asked, and all that is said."""
+    from fedaudit.privacy.accounting import Composed
+
+    asked: list[str] = []
+    monkeypatch.setattr(acc, "_prv", lambda history, delta: asked.append("prv") or 1.25)
+    monkeypatch.setattr(acc, "_rdp", lambda history, delta: asked.append("rdp") or 1.5)
+    plain, sampled = "gaussian-closed-form", Event(2.0, 0.1, 3)
+    for compare in (True, False):
+        nothing = compose([], 1e-5, compare=compare)
+        assert nothing == Composed(0.0, 1e-5, plain, dict.fromkeys([plain, "rdp", "prv"], 0.0), "")
+        free = compose([Event(1.0, 0.5, 0)], 1e-5, compare=compare)
+        assert free == nothing
+        bare = compose([sampled, Event(0.0)], 1e-5, compare=compare)
+        assert bare == Composed(
+            math.inf, 1e-5, "prv", dict.fromkeys(["prv", "rdp"], math.inf), "a release without noise"
+        )
+        bare = compose([Event(1.0), Event(0.0)], 1e-5, compare=compare)
+        assert (bare.accountant, set(bare.by_accountant)) == (plain, {plain, "rdp", "prv"})
+    assert asked == []
+    exact = pytest.approx(gaussian_epsilon(math.sqrt(3 / 4 + 1 / 9), 1e-5))
+    events = [Event(2.0, count=3), Event(3.0)]
+    assert compose(events, 1e-5, compare=False) == Composed(exact, 1e-5, plain, {plain: exact}, "")
+    assert asked == []
+    assert compose(events, 1e-5) == Composed(exact, 1e-5, plain, {plain: exact, "prv": 1.25, "rdp": 1.5}, "")
+    assert asked == ["prv", "rdp"]
+    assert compose([sampled], 1e-5, compare=False) == Composed(1.25, 1e-5, "prv", {"prv": 1.25}, "")
+    assert asked == ["prv", "rdp", "prv"]
+    assert compose([sampled], 1e-5) == Composed(1.25, 1e-5, "prv", {"prv": 1.25, "rdp": 1.5}, "")
+
+
+@pytest.mark.parametrize("history", [((40.0, 0.02, 3),), ((0.01, 1.0, 1),), ((30.0, 1.0, 1), (20.0, 0.01, 2))])
+@pytest.mark.filterwarnings("ignore:Optimal order")
+def test_the_grid_is_laid_out_by_opacus_own_orders(history: acc.History) -> None:
+    """Much noise and little have their best order beyond opacus' own, which would make the grid shorter. The domain is
+    -L to L, L the largest divergence of the whole at a quarter of the error, and of each step at an eighth of its
+    share, and 3; the mesh is eps / sqrt(steps log(12 / error) / 2)."""
+    from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
+
+    orders = acc._accountants().RDPAccountant.DEFAULT_ALPHAS
+
+    def epsilon(parts: acc.History, delta: float) -> float:
+        total = sum(n * compute_rdp(q=q, noise_multiplier=sigma, steps=1, orders=orders) for sigma, q, n in parts)
+        return get_privacy_spent(orders=orders, rdp=total, delta=delta)[0]
+
+    accountant = acc._prv_accountant()()
+    accountant.history = list(history)
+    steps = sum(n for *_, n in history)
+    domain = accountant._get_domain(None, [n for *_, n in history], 0.01, 1e-8)
+    single = [epsilon(((sigma, q, 1),), 1e-8 / (8 * steps)) for sigma, q, _ in history]
+    wide = max(epsilon(history, 1e-8 / 4), *single) + 3
+    mesh = 0.01 / math.sqrt(steps * math.log(12 / 1e-8) / 2)
+    assert domain.t_max == pytest.approx(wide, abs=2 * mesh)
+    assert domain.t_min == pytest.approx(-wide, abs=2 * mesh)
+    assert domain.dt == pytest.approx(mesh, rel=1e-9)
+
+
+def test_the_grid_holds_the_largest_loss() -> None:
+    """A release that loses 9 at most, but rarely anything: the grid ends 3 beyond. So it does beyond the error."""
+    from fedaudit.privacy.losses import Atoms
+
+    @dataclasses.dataclass(frozen=True)
+    class Rare(Atoms):
+        most: float
+
+        @property
+        def atoms(self):  # type: ignore[override]
+            return np.array([-self.most, 0.0, self.most]), np.array([1e-12, 1 - 2e-12, 1e-12])
+
+        def renyi(self, orders):
+            return np.full(len(orders), 1e-9)
+
+    for loss, error, wide in ((Rare(9.0), 0.01, 12.0), (Rare(0.001), 5.0, 8.0)):
+        accountant = acc._prv_accountant()()
+        accountant.history = [(loss, 1.0, 2)]
+        domain = accountant._get_domain(None, [2], error, 1e-1)
+        assert domain.t_max == pytest.approx(wide, abs=2 * domain.dt)
+
+
+def test_an_epsilon_by_renyi_takes_orders_beyond_opacus_own() -> None:
+    """Noise of a hundredth has its best order at 1.05, and much noise above 63. By the formula of Balle et al. 2020,
+    Theorem 21, at each order."""
+    orders = acc._accountants().RDPAccountant.DEFAULT_ALPHAS
+    more = (1.01, 1.02, 1.05, 64, 80, 96, 128, 192, 256, 384, 512, 768, 1024)
+
+    def best(sigma: float, count: int, of: tuple[float, ...]) -> float:
+        return min(
+            count * a / (2 * sigma**2) - (math.log(1e-5) + math.log(a)) / (a - 1) + math.log((a - 1) / a) for a in of
+        )
+
+    for sigma, count in ((0.01, 1), (90.0, 2)):
+        within, all_of_them = (best(sigma, count, tuple(of)) for of in (orders, (*orders, *more)))
+        assert acc._rdp(((sigma, 1.0, count),), 1e-5) == pytest.approx(all_of_them)
+        assert acc._rdp(((sigma, 1.0, count),), 1e-5, beyond=False) == pytest.approx(within)
+        assert all_of_them < within * (1 - 1e-3)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("laplace", [False, True])
+def test_each_direction_of_a_sampled_step_by_its_densities(reverse: bool, laplace: bool) -> None:
+    """One step at q = 0.4 and sigma = 0.8, with or without a Laplace release that costs next to nothing. The exact
+    delta is the integral of P - e^epsilon Q, or of Q - e^epsilon P, where that is above 0."""
+    from fedaudit.privacy.mechanisms.laplace import LaplaceLoss
+
+    q, sigma, delta = 0.4, 0.8, 0.02
+    x = np.linspace(-8, 9, 20_001)
+    without = norm.pdf(x, 0, sigma)
+    both = ((1 - q) * without + q * norm.pdf(x, 1, sigma), without)
+    first, second = both[::-1] if reverse else both
+    exact = brentq(lambda e: np.maximum(first - math.exp(e) * second, 0).sum() * (x[1] - x[0]) - delta, 0, 20)
+    accountant = acc._prv_accountant()()
+    accountant.reverse = reverse
+    accountant.history = [(sigma, q, 1), *([(LaplaceLoss(1e-4), 1.0, 1)] if laplace else [])]
+    found = accountant.get_epsilon(delta, eps_error=0.02, delta_error=delta / 1000)
+    assert exact - 1e-3 <= found <= exact + 0.05

@@ -159,3 +159,25 @@ def test_the_calibrations_by_hand_with_a_sensitivity() -> None:
     assert cal.calibrate("analytic", 0.5, 0.01, 3.0, 7) == sigma
     assert cal.calibrate("classical", 0.5, 0.01, 3.0, 7) == cal.classical(0.5, 0.01, 3.0)
     assert cal.compose_mu([0.5, 1.2, 0.3]) == pytest.approx(math.sqrt(0.25 + 1.44 + 0.09))
+
+
+@pytest.mark.parametrize("guess", [1e-3, 0.4, 2.999, 3.0, 3.001, 50.0])
+@pytest.mark.parametrize("sign", [1, -1], ids=["rising", "falling"])
+def test_a_root_is_found_from_any_guess(guess: float, sign: int) -> None:
+    """x^3 - 27 and its negative: 3, from below, from above and from the root itself."""
+    assert cal._root(lambda x: sign * (x**3 - 27), guess) == pytest.approx(3, rel=1e-12)
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 4.0])
+def test_the_delta_of_no_epsilon_is_the_distance_of_two_normals(mu: float) -> None:
+    """2 Phi(mu / 2) - 1; at an epsilon that delta alone covers, it is 0."""
+    apart = math.erf(mu / 2 / math.sqrt(2))
+    assert cal.gaussian_delta(0, mu) == pytest.approx(apart, rel=1e-12)
+    assert cal.gaussian_epsilon(mu, min(apart * (1 + 1e-9), 0.9999)) == 0.0
+    assert cal.gaussian_epsilon(mu, apart * (1 - 1e-6)) > 0.0
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 30.0])
+@pytest.mark.parametrize("delta", [0.3, 0.5, 0.7])
+def test_large_deltas_have_their_noise_too(epsilon: float, delta: float) -> None:
+    assert cal.gaussian_delta(epsilon, 1 / cal.analytic(epsilon, delta, 1)) == pytest.approx(delta, rel=1e-9)

@@ -13,7 +13,7 @@ from fedaudit import read_record, run
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_epsilon
-from fedaudit.privacy.ledger import ClientLedger, Ledger, LedgerEntry
+from fedaudit.privacy.ledger import ClientLedger, Ledger, LedgerEntry, Total, grouped_by_relation, unit_in_words
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.runtime.declarations.contract import check_declarations
 
@@ -245,8 +245,128 @@ def test_one_release_without_noise_among_noisy_ones_costs_everything():
     ],
 )
 def test_several_protections_are_a_guarantee_for_the_smallest_unit(units, said):
-    from fedaudit.privacy.ledger import unit_in_words
-
     entries = [SimpleNamespace(unit=unit, noise_multiplier=1.0) for unit in units]
     bare = SimpleNamespace(unit="record", noise_multiplier=0.0)  # what has no noise protects nobody
     assert unit_in_words([SimpleNamespace(entries=[*entries, bare])]) == said
+
+
+def costs(monkeypatch):
+    """Let an entry's multiplier be its cost: they add up. Returns what was asked."""
+    asked = []
+
+    def compose(events, delta, compare=True):
+        asked.append((len(events), delta, compare))
+        spent = math.fsum(1 / e.noise_multiplier if e.noise_multiplier else math.inf for e in events)
+        return SimpleNamespace(epsilon_of_record=spent, accountant="mine", by_accountant={"mine": spent}, reason="so")
+
+    monkeypatch.setattr("fedaudit.privacy.ledger.compose", compose)
+    return asked
+
+
+def test_all_that_a_closed_ledger_says(monkeypatch):
+    """Multipliers 1/2, 1/4 and free under replace-one: 6 in all; of the kinds 2 and 4."""
+    asked = costs(monkeypatch)
+    made = ClientLedger(client=3, n=100, delta=1e-4)
+    entries = [gauss(m=0.5, claim=7.0), gauss("M.z", "logits", 0.25, claim=9.0), gauss("M.f", "logits", math.inf)]
+    for e in entries:
+        made.add(e, 5)
+    made.close(compare=False)
+    assert made.by_kind == {"embeddings": 2.0, "logits": 4.0}
+    assert made.by_relation == {
+        "replace-one": Total(epsilon=6.0, accountant="mine", by_accountant={"mine": 6.0}, reason="so")
+    }
+    assert (made.epsilon, made.claim) == (6.0, 9.0)
+    assert asked == [(1, 1e-4, False), (2, 1e-4, False), (3, 1e-4, False)]
+    asked.clear()
+    made.close()
+    assert [one[2] for one in asked] == [False, False, True], "only the total is compared"
+    made.reopen()
+    assert (made.by_kind, made.by_relation, made.epsilon, made.claim) == ({}, {}, None, 9.0)
+    assert [e.rounds for e in made.entries] == [[5], [5], [5]]
+
+
+@pytest.mark.parametrize(
+    ("entries", "epsilon"),
+    [
+        ([], 0.0),
+        ([gauss(m=math.inf)], 0.0),
+        ([gauss(m=0.5), gauss(m=math.inf, relation="zero-out")], 2.0),
+        ([gauss(m=0.5), gauss(m=0.25, relation="zero-out")], None),
+        ([gauss(m=0.5), gauss(m=0.25, relation="zero-out"), gauss(m=0.0, relation="any")], math.inf),
+    ],
+)
+def test_costs_under_several_relations_have_no_common_epsilon(monkeypatch, entries, epsilon):
+    costs(monkeypatch)
+    made = ClientLedger(client=0, n=100, delta=1e-4)
+    for e in entries:
+        made.add(e, 1)
+    made.close()
+    assert made.epsilon == epsilon
+    assert made.claim is None
+
+
+def test_dp_sgd_is_counted_with_releases_that_hold_for_zeroed_records():
+    """Only where one of them costs something; what is free under zero-out does not draw it there."""
+    training = LedgerEntry(field="training", kind="training", mechanism="dp-sgd", noise_multiplier=1.0,
+                           relation="add-or-remove")  # fmt: skip
+    zeroed, free = gauss(relation="zero-out"), gauss(m=math.inf, relation="zero-out")
+    assert grouped_by_relation([training, zeroed]) == {"zero-out": [training, zeroed]}
+    assert grouped_by_relation([training, free]) == {"add-or-remove": [training], "zero-out": [free]}
+    assert grouped_by_relation([zeroed, training, gauss()]) == {
+        "zero-out": [zeroed, training],
+        "replace-one": [gauss()],
+    }
+
+
+def test_entries_of_the_same_release_are_one_and_keep_their_rounds():
+    """Cosines are averaged where both have one. A later entry goes to the latest that is like it."""
+    made = ClientLedger(client=0, n=100, delta=1e-4)
+    for t, cosine in ((1, 0.5), (4, None), (4, 0.2)):
+        made.add(gauss(cosine=cosine), t)
+    assert [(e.rounds, e.cosine) for e in made.entries] == [([1, 4, 4], pytest.approx(0.4))]
+    made.add(gauss(clip=2.0), 5)
+    assert [e.rounds for e in made.entries] == [[1, 4, 4], [5]]
+    assert gauss().same_as(gauss(cosine=0.3, rounds=[9]))
+    assert not gauss().same_as(gauss(delta=0.1))
+
+
+def test_who_saw_what():
+    """The server sees each kind but training, once; another client what is passed on to it, and not its own."""
+    book = Ledger()
+    book.add(2, 10, 0.1, 1, [gauss(), gauss("training", "training")])
+    book.add(0, 20, 0.05, 1, [gauss("M.z", "logits")])
+    book.add(2, 99, 0.9, 2, [gauss()])
+    book.relayed("embeddings", 0)
+    book.relayed("embeddings", 0)
+    book.relayed("embeddings", 2)
+    rows = book.rows()
+    assert [(row.client, row.n, row.delta) for row in rows] == [(0, 20, 0.05), (2, 10, 0.1)]
+    assert [row.observers for row in rows] == [
+        {"logits": ["server"]}, {"embeddings": ["server", "client 0"], "training": []},
+    ]  # fmt: skip
+    assert [[e.rounds for e in row.entries] for row in rows] == [[[1]], [[1, 2], [1]]]
+    assert Ledger(rows).clients == {0: rows[0], 2: rows[1]}
+
+
+def test_the_usual_values_of_an_entry_and_what_is_public():
+    plain = gauss()
+    assert plain.model_dump() == {
+        "field": "M.e", "kind": "embeddings", "mechanism": "gaussian", "noise_multiplier": 5.0,
+        "relation": "replace-one", "sample_rate": 1.0, "steps": 1, "rounds": [], "unit": "record", "to": "everybody",
+        **dict.fromkeys(("sigma", "sensitivity", "clip", "condition", "delta", "claim", "grid", "moves", "keep",
+                         "cosine")),
+    }  # fmt: skip
+    told = gauss(sigma=2.0, clip=3.0, cosine=0.5).public().model_dump(exclude_none=True)
+    assert (told["mechanism"], told["sigma"], told["clip"], "cosine" in told) == ("gaussian", 2.0, 3.0, False)
+    open_ = LedgerEntry.unprotected("M.e", "logits", "why")
+    assert open_ == LedgerEntry(field="M.e", kind="logits", mechanism="none", noise_multiplier=0.0, relation="any",
+                                condition="why")  # fmt: skip
+    free = LedgerEntry.free("M.e", "logits", "why")
+    assert free == open_.model_copy(update={"noise_multiplier": math.inf})
+    assert LedgerEntry.free("M.e", "logits", "why", "pure-noise").mechanism == "pure-noise"
+
+
+@pytest.mark.parametrize(("noise", "said"), [(0.0, "one record"), (math.inf, "one record"), (1.0, "one whole client")])
+def test_what_is_free_or_open_is_no_guarantee_for_anybody(noise, said):
+    rows = [SimpleNamespace(entries=[]), SimpleNamespace(entries=[gauss(m=noise, unit="client")])]
+    assert unit_in_words(rows) == said

@@ -16,7 +16,7 @@ from fedaudit import State, Up, private, public
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.calibration import analytic
 from fedaudit.privacy.ledger import LedgerEntry
-from fedaudit.privacy.mechanism import UNTRACED, protect, protect_field
+from fedaudit.privacy.mechanism import UNTRACED, _cosine, protect, protect_field
 from fedaudit.privacy.mechanisms.base import mechanism_named
 from fedaudit.privacy.mechanisms.gaussian import system_normal
 from fedaudit.privacy.policy import Policy
@@ -575,3 +575,121 @@ def test_words_are_of_the_release_with_the_least_noise():
     guess = LedgerEntry(**{**shared, "mechanism": "gaussian, heuristic sensitivity"}, noise_multiplier=0.0, sigma=5.0)
     assert in_words(guess) == ("noise (sigma 5) by a heuristic that guarantees nothing", "open")
     assert in_words(much, guess)[1] == "open"
+
+
+# --- whole functions
+
+
+class Seen:
+    """A provenance that knows certain values by their sum, and notes what is released."""
+
+    looked = True
+
+    def __init__(self, *known):
+        self.known, self.noted, self.asked = known, [], []
+
+    def released(self, name, value):
+        self.noted.append((name, value))
+
+    def traced(self, value, where, unpaid):
+        self.asked.append((where, unpaid))
+        return float(value.sum()) in self.known
+
+    def is_derived(self, value):
+        return False
+
+
+def test_a_field_that_is_protected_ahead_is_sent_as_it_was_made():
+    """With a policy it is noised, and its entry is the reply's; without one it is sent as it is, and billed."""
+    rows = torch.randn(4, 2)
+    for policies, noised in (({"embeddings": ONE}, True), ({}, False)):
+        made = context(**policies)
+        made.provenance = Seen()
+        sent = protect_field(Rows, "e", rows, made)
+        assert torch.equal(sent, rows) is not noised
+        assert made.provenance.noted == [("e", sent)]
+        digest, entries = made.done["Rows.e"]
+        assert digest == digest_of(sent)
+        assert [(e.field, e.noise_multiplier > 0) for e in entries] == [("Rows.e", noised)]
+        made.provenance = None
+        reply, protection, found = protect(Rows(sent, 3), made)
+        assert reply.e is sent
+        assert found == entries
+        assert list(protection) == (["e"] if noised else [])
+        if noised:
+            assert protection["e"] == entries[0].public()
+    for wrong in ("t", "nothing"):
+        with pytest.raises(PrivacyError, match="is not a private field"):
+            protect_field(Rows, wrong, rows, context())
+
+
+def test_a_field_that_is_known_to_be_none_is_no_release():
+    """Any other None is billed like a value."""
+    made = context()
+    made.absent = lambda: frozenset({"Two.z"})
+    _, protection, entries = protect(Two(None, None), made)
+    assert [e.field for e in entries] == ["Two.e"]
+    assert protection == {}
+    made.absent = frozenset
+    assert [e.field for e in protect(Two(torch.ones(1, 1), None), made)[2]] == ["Two.e", "Two.z"]
+    made.absent = lambda: frozenset({"Two.z"})
+    assert [e.field for e in protect(Two(None, torch.ones(1, 1)), made)[2]] == ["Two.e", "Two.z"]
+
+
+class Open(Up):
+    x: Tensor = public()
+
+
+class OfTheModel(Up):
+    x: Tensor = private("logits", via="model", unit="client")
+
+
+@pytest.mark.parametrize(("dirty", "plain", "unpaid"), [(False, 0, False), (True, 0, True), (False, 1, True)])
+def test_public_fields_are_traced_where_there_is_a_policy(dirty, plain, unpaid):
+    made = context(embeddings=ONE)
+    made.provenance, made.dirty, made.plain_fits = Seen(6.0), dirty, plain
+    assert protect(Open(torch.full((2,), 3.0)), made)[2] == []
+    (found,) = protect(Open(torch.full((2,), 4.0)), made)[2]
+    assert found == LedgerEntry.unprotected("Open.x", "public", UNTRACED)
+    assert made.provenance.asked == [("Open.x", unpaid)] * 2
+    made.policies = {}
+    assert protect(Open(torch.full((2,), 4.0)), made)[2] == []
+
+
+@pytest.mark.parametrize(
+    ("policies", "spent", "plain", "known", "wanted"),
+    [
+        (("training",), 1, 0, True, ("post-processing of DP-SGD", math.inf, "given the privacy of training")),
+        (("training",), 0, 0, True, ("none", 0.0, None)),
+        (("training",), 1, 1, True, ("none", 0.0, None)),
+        (("training",), 1, 0, False, ("none", 0.0, UNTRACED)),
+        (("embeddings",), 1, 0, True, ("none", 0.0, None)),
+        (("embeddings",), 1, 0, False, ("none", 0.0, UNTRACED)),
+        ((), 1, 0, False, ("none", 0.0, None)),
+    ],
+)
+def test_a_release_of_the_model_is_paid_by_training_alone(policies, spent, plain, known, wanted):
+    made = context(**dict.fromkeys(policies, ONE))
+    made.provenance, made.plain_fits, made.spent = Seen(*([6.0] if known else [])), plain, {"training": spent}
+    (found,) = protect(OfTheModel(torch.full((2,), 3.0)), made)[2]
+    assert (found.mechanism, found.noise_multiplier, found.condition) == wanted
+
+
+def test_the_cosine_of_rows_before_and_after_by_hand():
+    """Rows at 0, 90 and 60 degrees: (1 + 0 + 1/2) / 3. Whole numbers and empty tensors have none."""
+    raw = [torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([3.0, 0.0]), torch.tensor([1, 2]), torch.zeros(0, 2)]
+    noisy = [torch.tensor([[5.0, 0.0], [7.0, 0.0]]), torch.tensor([1.0, math.sqrt(3)]), torch.tensor([2, 1]), raw[3]]
+    assert _cosine(raw, noisy) == pytest.approx(0.5)
+    assert _cosine(raw[2:], noisy[2:]) is None
+    assert _cosine(raw[3:], noisy[3:]) is None
+    with pytest.raises(ValueError, match="zip"):
+        _cosine(raw, noisy[:2])
+
+
+@pytest.mark.parametrize("unit", ["record", "person"])
+def test_an_entry_has_the_cosine_and_the_unit_of_its_release(unit):
+    rows = torch.tensor([[3.0, 4.0]])
+    made = context(embeddings={"noise_multiplier": 1e-9, "delta": 1e-5, "unit": unit})
+    (entry,) = protect(Rows(rows, 1), made)[2]
+    assert entry.cosine == pytest.approx(1.0)
+    assert entry.unit == unit

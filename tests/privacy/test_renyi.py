@@ -9,7 +9,7 @@ import pytest
 from scipy.integrate import quad
 
 from fedaudit.privacy import accounting, renyi
-from fedaudit.privacy.renyi import renyi_divergence
+from fedaudit.privacy.renyi import renyi_divergence, renyi_epsilon
 
 ORDERS = (1.01, 1.1, 1.5, 2, 3.7, 8, 10.9, 32, 256, 1024)
 
@@ -50,3 +50,43 @@ def test_where_the_series_gives_up_opacus_answers(monkeypatch):
         renyi_divergence(1.3, 0.2277, (1.01,))
     assert accounting._renyi(1.3, 0.2277, (1.01,))[0] > 0
     accounting._renyi.cache_clear()
+
+
+def test_the_least_epsilon_over_the_orders_by_hand():
+    """D + log(1 - 1/a) - log(delta a) / (a - 1) at orders 2 and 5, of which the second is less; never below 0."""
+    two = 0.5 + math.log(1 / 2) - math.log(0.01 * 2)
+    five = 0.75 + math.log(4 / 5) - math.log(0.01 * 5) / 4
+    assert five < two
+    assert renyi_epsilon([2, 5], np.array([0.5, 0.75]), 0.01) == pytest.approx(five)
+    assert renyi_epsilon([2], np.array([0.5]), 0.01) == pytest.approx(two)
+    assert renyi_epsilon([2, 5], np.array([0.5, 0.0]), 0.9) == 0.0
+
+
+@pytest.mark.parametrize("alpha", [2, 3])
+def test_a_whole_order_by_hand(alpha):
+    """Of order 2: 1 + q^2 (e^(1/s^2) - 1). Of order 3: the binomial sum with e^(0, 0, 1/s^2, 3/s^2)."""
+    q, s = 0.3, 0.8
+    e = math.exp(1 / s**2)
+    wanted = {
+        2: 1 + q**2 * (e - 1),
+        3: (1 - q) ** 3 + 3 * q * (1 - q) ** 2 + 3 * q**2 * (1 - q) * e + q**3 * e**3,
+    }[alpha]
+    assert renyi._whole(s, q, alpha) == pytest.approx(math.log(wanted))
+    assert renyi_divergence(s, q, [1.5, alpha])[1] == pytest.approx(math.log(wanted) / (alpha - 1))
+
+
+def test_orders_of_unequal_length_are_summed_in_unequal_pieces(monkeypatch):
+    """Pieces of 3 terms, 6, 12 and so on: each order ends in its own, and is what it is by itself."""
+    orders = (1.01, 1.5, 2.5, 7.3, 30.2)
+    whole = renyi_divergence(1.1, 0.4, orders)
+    monkeypatch.setattr(renyi, "FIRST", 3)
+    assert renyi_divergence(1.1, 0.4, orders) == pytest.approx(whole, rel=1e-9)
+    for order, wanted in zip(orders, whole, strict=True):
+        assert renyi_divergence(1.1, 0.4, [order])[0] == pytest.approx(wanted, rel=1e-9)
+
+
+def test_a_series_that_ends_in_its_first_piece_is_not_given_up(monkeypatch):
+    wanted = renyi_divergence(1.1, 0.4, (2.5,))
+    monkeypatch.setattr(renyi, "FIRST", 4096)
+    monkeypatch.setattr(renyi, "MOST", 0)
+    assert renyi_divergence(1.1, 0.4, (2.5,)) == pytest.approx(wanted, rel=1e-9)

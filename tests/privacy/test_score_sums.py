@@ -221,3 +221,26 @@ def test_what_cannot_happen_has_no_part_in_the_sum_however_large_its_score():
     assert k == pytest.approx(2 * math.log((1 + math.e) / 2))
     assert k1 == pytest.approx(2 * share)
     assert k2 == pytest.approx(2 * share * (1 - share))
+
+
+def test_at_the_largest_sum_nothing_is_above():
+    """Ten numbers of 0 or 1: at 9.5 and half a step there is nothing beyond, and just below there is."""
+    of = Count(10, 0.3, 3)
+    assert of._step == pytest.approx(1.0)
+    of.__dict__["_step"] = 1.0
+    assert of.below(9.5) == 1.0
+    assert of.below(9.5 - 1e-6) < 1.0
+
+
+@pytest.mark.parametrize("value", [5.0, 40.0, 90.0, 150.0])
+def test_a_tilt_is_found_in_a_few_steps(monkeypatch, value):
+    """Newton's steps: of 200 numbers with p = 0.3 the tilt is log(x / (n - x)) - log(p / (1 - p))."""
+    of, asked = Count(200, 0.3, value), []
+    plain = ScoreSum._cumulants
+    monkeypatch.setattr(Count, "_cumulants", lambda self, t: asked.append(t) or plain(self, t))
+    t, k, k2 = of._tilt(value)
+    wanted = math.log(value / (200 - value)) - math.log(0.3 / 0.7)
+    assert t == pytest.approx(wanted, rel=1e-6)
+    assert k == pytest.approx(200 * math.log(0.7 + 0.3 * math.exp(wanted)), rel=1e-6)
+    assert k2 == pytest.approx(value * (1 - value / 200), rel=1e-6)
+    assert len(asked) < 20

@@ -207,6 +207,8 @@ def test_longer_rows_alone_are_scaled_down(norm):
     empty = torch.zeros(0, 2)
     assert clip_rows(empty, 1.0, norm) is not empty
     assert clip_rows(empty, 1.0, norm).shape == (0, 2)
+    assert clip_rows(torch.zeros(0), 1.0, norm).shape == (0,)
+    assert clip_rows(torch.zeros(2, 0), 1.0, norm).shape == (2, 0)
 
 
 def test_rows_are_counted_by_the_first_of_several_dimensions():

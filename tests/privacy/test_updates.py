@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from fedaudit.errors import PrivacyError
+from fedaudit.privacy import updates
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.privacy.update_policy import UpdatePolicy, read_updates
 from fedaudit.privacy.updates import FINE, Guarantee, skellam_epsilon
@@ -116,3 +119,93 @@ def test_the_command_line_s_words():
 def test_delta_is_one_in_the_number_of_clients():
     assert UpdatePolicy(epsilon=1).delta_for(200) == 1 / 200
     assert UpdatePolicy(epsilon=1, delta=1e-6).delta_for(200) == 1e-6
+
+
+def test_what_a_round_costs_a_client_by_hand():
+    """Five clients, four rounds, half of them in a cohort. A clip of 2 and noise of 3 clips: a deviation of 6. Where
+    the clip follows a quantile, the votes have max(2.5 / 20, 3) = 3, and the updates (1/9 - 1/36)^(-1/2) clips."""
+    policy = UpdatePolicy(where="server", noise_multiplier=3.0, clip=2.0, delta=1e-3)
+    plain = Guarantee(policy, 5, 4, 0.5, True)
+    assert (plain.delta, plain.multiplier, plain.vote_sigma, plain.sigma) == (1e-3, 3.0, None, 6.0)
+    assert plain.entry("F.u", "weights") == LedgerEntry(
+        field="F.u", kind="weights", mechanism="gaussian", noise_multiplier=3.0, relation="zero-out", sample_rate=0.5,
+        sigma=6.0, sensitivity=2.0, clip=2.0, delta=1e-3, unit="client", to="peers, outsiders",
+        condition="for who does not know the cohort, each client drawn with probability 0.5",
+    )  # fmt: skip
+    voted = Guarantee(policy.model_copy(update={"quantile": 0.5}), 5, 4, 0.5, True)
+    assert voted.vote_sigma == 3.0
+    assert voted.sigma == pytest.approx(2 * (1 / 9 - 1 / 36) ** -0.5)
+    assert voted.entry("F.u", "weights").sigma == 6.0, "the bill is for update and vote together"
+    assert voted.condition().startswith("update and vote on the clip together; for who")
+    many = Guarantee(policy.model_copy(update={"quantile": 0.5}), 400, 4, 0.5, True)
+    assert many.vote_sigma == 10.0
+    other = voted.at(0.25)
+    assert (other.policy.clip, other.multiplier, other.sigma) == (0.25, 3.0, pytest.approx(voted.sigma / 8))
+
+
+@pytest.mark.parametrize(
+    ("where", "rate", "poisson", "condition", "mechanism", "to"),
+    [
+        ("server", 1.0, True, "every client takes part", "gaussian", "peers, outsiders"),
+        ("server", 0.5, False, "without amplification: the cohort has a fixed size", "gaussian", "peers, outsiders"),
+        ("client", 0.5, True, "without amplification: the server knows the cohort", "gaussian",
+         "server, peers, outsiders"),
+        ("shares", 1.0, False, "every client takes part", "skellam", "server, peers, outsiders"),
+    ],
+)  # fmt: skip
+def test_against_whom_a_guarantee_holds(where, rate, poisson, condition, mechanism, to):
+    policy = UpdatePolicy(where=where, noise_multiplier=3.0, clip=2.0)
+    entry = Guarantee(policy, 5, 4, rate, poisson).entry("F.u", "weights", 0.125)
+    assert (entry.condition, entry.mechanism, entry.to) == (condition, mechanism, to)
+    assert (entry.sample_rate, entry.grid, entry.delta, entry.claim) == (1.0, 0.125, 0.2, None)
+
+
+def test_the_noise_that_is_asked_for_by_each_way(monkeypatch):
+    """A run of no rounds is calibrated for one. Three ways: discrete, by Poisson samples, and in the closed form."""
+    asked = []
+    for name in ("_skellam_multiplier", "multiplier_for", "total"):
+        monkeypatch.setattr(updates, name, lambda *how, name=name: asked.append((name, *how)) or 1.0)
+    for where, rounds, rate in (("shares", 7, 0.5), ("server", 0, 0.5), ("server", 0, 1.0), ("client", 7, 0.5),
+                                ("shares", 0, 0.5), ("server", 7, 0.5)):  # fmt: skip
+        policy = UpdatePolicy(where=where, epsilon=2.0, delta=1e-3)
+        assert Guarantee(policy, 5, rounds, rate, True).multiplier == 1.0
+    assert asked == [
+        ("_skellam_multiplier", 2.0, 1e-3, 7), ("multiplier_for", 2.0, 1e-3, 0.5, 1), ("total", 2.0, 1e-3, 1.0, 1),
+        ("total", 2.0, 1e-3, 1.0, 7), ("_skellam_multiplier", 2.0, 1e-3, 1), ("multiplier_for", 2.0, 1e-3, 0.5, 7),
+    ]  # fmt: skip
+
+
+def test_what_all_rounds_cost_by_each_way(monkeypatch):
+    asked = []
+    answer = SimpleNamespace(epsilon_of_record=1.5)
+    monkeypatch.setattr(
+        updates, "compose", lambda events, delta, compare: asked.append((events, delta, compare)) or answer
+    )
+    monkeypatch.setattr(updates, "skellam_epsilon", lambda *how: asked.append(how) or 2.5)
+    for where, rate, found in (("server", 0.5, 1.5), ("client", 0.5, 1.5), ("shares", 0.5, 2.5)):
+        policy = UpdatePolicy(where=where, noise_multiplier=3.0, delta=1e-3)
+        assert Guarantee(policy, 5, 7, rate, True).epsilon() == found
+    assert asked == [([Event(3.0, 0.5, 7)], 1e-3, False), ([Event(3.0, 1.0, 7)], 1e-3, False), (3.0, 7, 1e-3)]
+
+
+@pytest.mark.parametrize("rounds", [1, 9])
+def test_the_epsilon_of_discrete_noise_by_the_formula(rounds):
+    """The best whole order, by hand. Much noise costs nothing, and not less."""
+
+    def at(a):
+        divergence = rounds * (a / (2 * 4) + (2 * a + 5) / (4 * 4 * 256**2))
+        return divergence + math.log(1 - 1 / a) - (math.log(1e-3) + math.log(a)) / (a - 1)
+
+    assert skellam_epsilon(2.0, rounds, 1e-3) == pytest.approx(min(at(a) for a in range(2, 2049)))
+    assert skellam_epsilon(1e6, rounds, 0.5) == 0.0
+
+
+@pytest.mark.parametrize(("epsilon", "rounds"), [(0.5, 3), (60.0, 1)])
+def test_no_less_discrete_noise_than_is_calibrated_meets_epsilon(epsilon, rounds):
+    m = updates._skellam_multiplier.__wrapped__(epsilon, 1e-3, rounds)
+    assert skellam_epsilon(m, rounds, 1e-3) <= epsilon < skellam_epsilon(m * (1 - 1.01e-6), rounds, 1e-3)
+
+
+def test_an_epsilon_that_no_discrete_noise_meets_is_refused():
+    with pytest.raises(PrivacyError, match="No noise makes 3 rounds meet"):
+        updates._skellam_multiplier(1e-6, 1e-9, 3)

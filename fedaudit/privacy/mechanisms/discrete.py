@@ -113,7 +113,7 @@ class WholeNoise(AddsNoise):
     def whole(self, u: Tensor, sigma: float) -> Tensor:
         """Return the whole numbers at the shares u of the distribution with this deviation, as doubles."""
         below = torch.from_numpy(_below(self, sigma)).to(u.device)
-        return (torch.searchsorted(below, u, right=True).clamp(max=len(below) - 1) - (len(below) - 1) // 2).double()
+        return (torch.searchsorted(below, u, right=True).clamp(max=len(below) - 1) - len(below) // 2).double()
 
     def standard(self, like: Tensor, rng: Generator) -> Tensor:
         """Return noise of deviation 1 on a grid so fine that it is as good as continuous."""
@@ -154,7 +154,7 @@ class WholeNoise(AddsNoise):
         sigma = ready.sigmas[leaf] / grid
         k = as_matrix(np.round((sent - as_array(ready.leaves[leaf])) / grid))
         chances = self.chances(sigma)
-        reach = (len(chances) - 1) // 2
+        reach = len(chances) // 2
         below = np.concatenate([[0.0], np.cumsum(chances)])
         at = np.clip(k, -reach, reach).astype(int) + reach
         u = np.random.default_rng(seed).random(k.shape)
@@ -265,5 +265,5 @@ class WholeScale(ScoredScale):
 
 
 def _squares(p: Floats) -> Floats:
-    k = np.arange(len(p)) - (len(p) - 1) // 2
+    k = np.arange(len(p)) - len(p) // 2
     return (k * k).astype(np.float64)

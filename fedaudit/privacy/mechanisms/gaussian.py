@@ -54,7 +54,7 @@ def normal_noise(like: Tensor, sigma: float, policy: Policy, key: tuple[object, 
 
 
 def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
-    """Return n standard normal numbers from the operating system's entropy, by inversion of 53-bit uniforms."""
+    """Return n standard normal numbers from the operating system's entropy, by inversion of 52-bit uniforms."""
     from scipy.special import ndtri
 
     out = np.empty(n)
@@ -65,6 +65,9 @@ def system_normal(n: int, chunk: int = 1 << 20) -> np.ndarray:
 
 
 def system_uniform(n: int) -> np.ndarray:
-    """Return n numbers strictly between 0 and 1 from the operating system's entropy, of 53 bits each."""
-    uniform = (np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(11)).astype(np.float64)
-    return (uniform + 0.5) * 2.0**-53
+    """Return n numbers strictly between 0 and 1 from the operating system's entropy, of 52 bits each.
+
+    A half is added, for which a double has room beside 52 bits: with 53 the largest would be rounded up to 1.
+    """
+    uniform = (np.frombuffer(os.urandom(8 * n), dtype=np.uint64) >> np.uint64(12)).astype(np.float64)
+    return (uniform + 0.5) * 2.0**-52

@@ -11,15 +11,19 @@ import torch
 from dp_accounting.pld import privacy_loss_distribution as pld
 from noised import Answers, Counts, Images, Means, Rows, context, measured, profile, released, times
 from scipy import stats
+from torch import Tensor
 
+from fedaudit import Up, private
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.calibration import gaussian_delta
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import protect
-from fedaudit.privacy.mechanisms.base import mechanism_named
-from fedaudit.privacy.mechanisms.discrete import ORDERS, reach
-from fedaudit.privacy.policy import read_policies
+from fedaudit.privacy.mechanisms import discrete
+from fedaudit.privacy.mechanisms.base import Prepared, mechanism_named
+from fedaudit.privacy.mechanisms.discrete import ORDERS, UnitShift, WholeScale, WholeSizes, reach
+from fedaudit.privacy.policy import Policy, read_policies
+from fedaudit.privacy.sensitivity import Bounding
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection
 
@@ -305,3 +309,213 @@ def test_noise_on_a_grid_is_not_free(name):
     assert found.z.shape == (1, 4) or found.z.size == 4
     order = np.argsort(found.z.ravel())
     assert order.tolist() == [2, 0, 1, 3], "more noise has a higher score"
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("sigma", [0.5, 2.3])
+def test_probabilities_by_scipys_own(name, sigma):
+    """Weights exp(-k^2 / (2 sigma^2)), added up; and the difference of two Poisson numbers of mean sigma^2 / 2 each.
+    What is far out has the least probability, and not 0."""
+    p, k = chances(name, sigma)
+    assert k.tolist() == list(range(-reach(sigma), reach(sigma) + 1))
+    if name == "skellam":
+        wanted = stats.skellam.pmf(k, sigma**2 / 2, sigma**2 / 2)
+    else:
+        weights = [math.exp(-(j**2) / (2 * sigma**2)) for j in k]
+        wanted = np.array(weights) / math.fsum(weights)
+    near = np.abs(k) < 8 * sigma
+    assert p[near] == pytest.approx(wanted[near], rel=1e-6)
+    assert (p >= 1e-300).all()
+    assert p[0] == p[-1] < 1e-20
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_whole_numbers_at_their_shares(name):
+    """A share just below P[X < 0] is -1, and from there on 0; just above P[X <= 1] it is 2. Beyond all shares the
+    largest whole number is drawn."""
+    how, (p, k) = mechanism_named(name), chances(name, 1.5)
+    zero = int(np.flatnonzero(k == 0)[0])
+    below = float(np.cumsum(p)[zero - 1])
+    u = [below - 1e-9, below + 1e-9, below + p[zero] + p[zero + 1] + 1e-9, 0.0, 1.0 + 1e-9]
+    drawn = how.whole(torch.tensor(u, dtype=torch.float64), 1.5)
+    assert drawn.dtype == torch.float64
+    assert drawn.tolist() == [-1.0, 0.0, 2.0, float(-reach(1.5)), float(reach(1.5))]
+
+
+def by_definition(p, k, at, u):
+    """Return the normal score of a whole number, from the nearer end."""
+    if at < 0:
+        return stats.norm.ppf(p[k < at].sum() + u * p[k == at].sum())
+    return -stats.norm.ppf(p[k > at].sum() + (1 - u) * p[k == at].sum())
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_scores_of_whole_noise_by_hand(name):
+    """Steps of 1/2, a deviation of 1.5 in the second tensor: 3 steps. Sent less clean is -2, 0, 1, 9 and very many
+    steps."""
+    how = mechanism_named(name)
+    ready = Prepared(
+        [torch.zeros(1), torch.tensor([1.0, 0.5, 2.0, 0.0, 0.0])], [8.0, 3.0], 0.5, 0.0, Bounding("any"), grid=0.5
+    )
+    found = how.noise(np.array([0.0, 0.5, 2.5, 4.5, 1e5]), ready, 1, seed=4)
+    (p, k), u = chances(name, 3.0), np.random.default_rng(4).random((1, 5))[0]
+    wanted = [by_definition(p, k, at, u[i]) for i, at in enumerate([-2, 0, 1, 9, reach(3.0)])]
+    assert found.z.shape == (1, 5)
+    assert found.z[0] == pytest.approx(wanted, rel=1e-6)
+    assert found.sizes.k.tolist() == [[-2.0, 0.0, 1.0, 9.0, 2e5]]
+    assert (found.sizes.sigma, found.free) == (3.0, False)
+    assert found.sizes.chances(2.0) == pytest.approx(how.chances(2.0))
+    low = how.noise(np.array([-1e5, 0.0, 0.0, 0.0, 0.0]), ready, 1, seed=4).z[0, 0]
+    assert low == pytest.approx(by_definition(p, k, -reach(3.0), u[0]), rel=1e-6)
+    without = Prepared(ready.leaves, [8.0, 3.0], 0.5, 0.0, Bounding("any"))
+    whole = how.noise(np.array([0.0, 0.5, 2.0, 0.0, 0.0]), without, 1, seed=4)
+    assert (whole.sizes.k[0, 0], whole.sizes.sigma) == (-1.0, 1.5)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("secure", [False, True])
+def test_noise_on_a_grid_follows_the_number_that_is_drawn(monkeypatch, name, secure):
+    """Deviations of 4 and 1.5 on a grid of 1/2: 8 and 3 steps. At the share 1/2 no noise is drawn."""
+    how, (p, k) = mechanism_named(name), chances(name, 3.0)
+    two = float(p[k < 2].sum() + p[k == 2][0] / 2)
+    keys = []
+    monkeypatch.setattr(discrete, "noise_generator", lambda key, what, device: keys.append((key, what)))
+    monkeypatch.setattr(discrete, "system_uniform", lambda n: np.array([two, 0.5][:n]) if secure else 1 / 0)
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.tensor([two, 0.5][: math.prod(shape)]).double())
+    leaves = [torch.tensor([0.5]), torch.tensor([1.0, -2.0])]
+    ready = Prepared(leaves, [8.0, 3.0], 0.5, 0.0, Bounding("any"), grid=0.5)
+    rules = Policy(mechanism=name, epsilon=1.0, secure=secure)
+    one, other = how.noised(ready, "A.b", Rows.declared()["e"], rules, context("k"))
+    assert other.tolist() == [2.0, -2.0], "two steps of 1/2, and none"
+    assert (other.dtype, one.shape) == (torch.float32, (1,))
+    first, steps = chances(name, 8.0)
+    at = int(steps[np.searchsorted(np.cumsum(first), two)])
+    assert one.tolist() == [0.5 + at / 2]
+    assert keys == ([] if secure else [(("k", "A.b", 0), "noise"), (("k", "A.b", 1), "noise")])
+    whole = Prepared([torch.tensor([1.0, -2.0])], [6.0], 0.5, 0.0, Bounding("any"))
+    assert how.noised(whole, "A.b", Rows.declared()["e"], rules, context("k"))[0].tolist() == [3.0, -2.0]
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_release_of_no_tensors_has_a_grid(name):
+    """As of noise of deviation 1: 1/256."""
+
+    class Views(Up):
+        e: tuple[Tensor, ...] = private("embeddings", via="data", unit="record")
+
+    _, ready, noisy = released(Views, (), policy(name))
+    assert (ready.grid, ready.moves, noisy) == (1 / 256, None, [])
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_event_of_counts_is_in_steps_of_the_grid(name):
+    facts = {"field": "A.n", "kind": "label_counts", "mechanism": name, "relation": "zero-out", "rounds": [1]}
+    how = mechanism_named(name)
+    entry = LedgerEntry(**facts, noise_multiplier=2.0, sigma=3.0, grid=0.5, moves=1)
+    assert how.event(entry) == Event(2.0, 1.0, 1, UnitShift(how, 6.0))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_loss_of_a_unit_shift_by_hand(name):
+    """log p(k) - log p(k - 1), ascending, each with p(k): of the discrete Gaussian (1 - 2 k) / (2 sigma^2)."""
+    how, (p, k) = mechanism_named(name), chances(name, 1.5)
+    loss = UnitShift(how, 1.5)
+    values, weights = loss.atoms
+    table = sorted((math.log(p[i] / p[i - 1]), p[i]) for i in range(1, len(p)))
+    assert values == pytest.approx([value for value, _ in table])
+    assert (np.diff(values) >= 0).all()
+    assert weights.sum() == pytest.approx(1 - p[0])
+    middle = np.abs(values) < 3
+    assert weights[middle] == pytest.approx([w for v, w in table if abs(v) < 3])
+    if name == "discrete-gaussian":
+        assert values[middle][::-1] == pytest.approx([(1 - 2 * j) / 4.5 for j in k if abs(1 - 2 * j) < 13.5])
+    assert loss.infinite == 1e-30
+    assert loss.renyi([2.0, 3.5]) == pytest.approx(how.unit_renyi([2.0, 3.5], 1.5))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_the_test_of_whole_noise_by_hand(name):
+    """Two tensors of deviation 2 and one of 3: squares over sigma^2, each as often as there are numbers."""
+    how = mechanism_named(name)
+    parts = [
+        WholeSizes(np.array([[1.0, -3.0]]), 2.0, how.chances),
+        WholeSizes(np.array([[6.0]]), 3.0, how.chances),
+        WholeSizes(np.array([[2.0], [0.0], [5.0]]), 2.0, how.chances),
+    ]
+    scale = parts[0].test(parts)
+    assert isinstance(scale, WholeScale)
+    assert parts[0].test(parts[1:2]).value == 4.0, "one tensor is enough"
+    assert scale.value == pytest.approx((1 + 9 + 4 + 25) / 4 + 36 / 9)
+    assert [t.tolist() for t in scale._times] == [[5.0], [1.0]]
+    for sigma, scores, now, less, more in zip(
+        (2.0, 3.0), scale._scores, scale._chances, scale._at(0.5), scale._at(5.0), strict=True
+    ):
+        far = reach(sigma)
+        k = np.arange(-far, far + 1)
+        assert scores == pytest.approx((k**2 / sigma**2)[None])
+        assert now == pytest.approx(how.chances(sigma)[None], rel=1e-9)
+        narrow, wide = reach(0.5 * sigma), reach(5.0 * sigma)
+        assert less[0, far - narrow : far + narrow + 1] == pytest.approx(how.chances(0.5 * sigma), rel=1e-9)
+        assert less[0, : far - narrow].sum() + less[0, far + narrow + 1 :].sum() == 0
+        cut = how.chances(5.0 * sigma)[wide - far : wide + far + 1]
+        assert cut.sum() < 1 - 1e-9
+        assert more[0] == pytest.approx(cut / cut.sum(), rel=1e-9)
+        assert more.sum() == pytest.approx(1, abs=1e-12)
+        assert less.shape == more.shape == (1, 2 * far + 1)
+
+
+@pytest.mark.parametrize("name", BOTH)
+@pytest.mark.parametrize("moves", [None, 2])
+@pytest.mark.parametrize(("epsilon", "releases"), [(0.5, 3), (2.0, 1), (60.0, 1)])
+def test_no_less_noise_than_is_calibrated_meets_epsilon(name, moves, epsilon, releases):
+    """By the divergence of all releases together, converted by hand; a millionth less is too little."""
+    how = mechanism_named(name)
+    m = how.multiplier(Policy(mechanism=name, epsilon=epsilon), 1e-5, releases, moves)
+
+    def spent(multiplier):
+        a = np.array(ORDERS)
+        return (releases * how.one_release(multiplier, moves) + np.log1p(-1 / a) - np.log(1e-5 * a) / (a - 1)).min()
+
+    assert spent(m) <= epsilon < spent(m * (1 - 1.01e-6))
+
+
+def test_an_epsilon_that_no_noise_meets_is_refused():
+    with pytest.raises(PrivacyError, match="No noise makes 3 releases meet"):
+        mechanism_named("skellam").multiplier(Policy(mechanism="skellam", epsilon=1e-5), 1e-5, 3, None)
+
+
+@pytest.mark.parametrize("moves", [1, 4])
+def test_one_release_of_skellam_counts_by_hand(moves):
+    """Each count has noise of deviation m sqrt(moves), and as many divergences add up; rows have 256 steps."""
+    how = mechanism_named("skellam")
+    v = 4.0 * moves
+    wanted = [moves * (math.ceil(a) / (2 * v) + min((2 * math.ceil(a) + 5) / (4 * v * v), 3 / (2 * v))) for a in ORDERS]
+    assert how.one_release(2.0, moves) == pytest.approx(wanted)
+    rows = [math.ceil(a) / 8 + (2 * math.ceil(a) + 5) / (4 * 4 * 256**2) for a in ORDERS]
+    assert how.one_release(2.0, None) == pytest.approx(rows)
+
+
+def test_a_grid_is_shown():
+    how = mechanism_named("skellam")
+    facts = {"field": "A.n", "kind": "label_counts", "mechanism": "skellam", "relation": "zero-out"}
+    assert how.shown(LedgerEntry(**facts, noise_multiplier=1.0)) == "skellam"
+    shown = how.shown(LedgerEntry(**facts, noise_multiplier=1.0, sigma=2.0, sensitivity=3.0, grid=0.25))
+    assert shown == "skellam, sigma 2, sensitivity 3, zero-out, in steps of 0.25"
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_an_entry_of_rows_has_their_grid_and_no_moves(name):
+    how = mechanism_named(name)
+    rules = Policy(mechanism=name, epsilon=1.0)
+    ready = Prepared([], [3.0, 4.0], 0.5, 1e-5, Bounding("zero-out", 1.5), grid=0.25, moves=3)
+    entry = how.entry("A.b", "logits", rules, ready)
+    assert entry == LedgerEntry(
+        field="A.b", kind="logits", mechanism=name, noise_multiplier=0.5, relation="zero-out", sigma=2.0,
+        sensitivity=4.0, clip=1.5, delta=1e-5, claim=1.0, grid=0.25, moves=3,
+    )  # fmt: skip
+    found = how.follows(entry.model_copy(update={"sensitivity": 3.0}), rules, 100, 10, None)
+    assert (found["grid"], found["moves"]) == (1.0, 9)
+    nothing = how.follows(entry.model_copy(update={"sensitivity": None}), rules, 100, 10, None)
+    assert nothing["moves"] == 0
+    of_rows = how.follows(entry.model_copy(update={"moves": None}), rules, 100, 10, None)
+    assert not {"grid", "moves"} & of_rows.keys()

@@ -13,10 +13,15 @@ from noised import Counts, Images, Many, Means, Rows, context, released
 from scipy import stats
 from torch import Tensor
 
+from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import compose
-from fedaudit.privacy.mechanisms.base import mechanism_of
-from fedaudit.privacy.policy import read_policies
+from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanisms import gaussian
+from fedaudit.privacy.mechanisms.base import mechanism_named, mechanism_of
+from fedaudit.privacy.policy import Policy, read_policies
+from fedaudit.privacy.sensitivity import Bounding
 from fedaudit.wire.message import KINDS
+from fedaudit.wire.release import Protection
 
 EPSILON, DELTA, C, RELEASES = 0.8, 1e-3, 1.5, 5  # `noised.context` plans five releases
 
@@ -152,3 +157,94 @@ def test_bytes_are_clamped_after_the_noise(secure):
 def test_it_is_the_mechanism_of_these_policies():
     made = context(embeddings=policy("analytic", "replace-one", secure=False))
     assert mechanism_of(made.policies["embeddings"]).name == "gaussian"
+
+
+def test_uniform_numbers_of_the_system_lie_strictly_between_0_and_1(monkeypatch):
+    """52 bits of each eight bytes, and a half: all zeros, all ones, and the highest bit alone. None is rounded to an
+    end, where a normal number would be infinite."""
+    given = bytes(8) + b"\xff" * 8 + bytes(7) + b"\x80"
+    monkeypatch.setattr(gaussian.os, "urandom", lambda size: given[:size])
+    assert gaussian.system_uniform(3).tolist() == [2.0**-53, 1 - 2.0**-53, 0.5 + 2.0**-53]
+    assert np.isfinite(gaussian.system_normal(3)).all()
+    assert gaussian.system_uniform(1).shape == (1,)
+
+
+def test_normal_numbers_of_the_system_come_in_pieces(monkeypatch):
+    """Five in pieces of two: each is the quantile of its uniform number."""
+    asked = []
+
+    def uniform(n):
+        asked.append(n)
+        return np.linspace(0.1, 0.1 * len(asked), n)
+
+    monkeypatch.setattr(gaussian, "system_uniform", uniform)
+    found = gaussian.system_normal(5, chunk=2)
+    assert asked == [2, 2, 1]
+    assert found == pytest.approx(stats.norm.ppf([0.1, 0.1, 0.1, 0.2, 0.1]))
+    gaussian.system_normal(1 << 20)
+    gaussian.system_normal(3)
+    assert asked[3:] == [1 << 20, 3], "a million at a time"
+
+
+@pytest.mark.parametrize("secure", [False, True], ids=["keyed", "secure"])
+def test_noise_has_the_form_of_what_it_is_added_to(monkeypatch, secure):
+    monkeypatch.setattr(gaussian, "system_normal", lambda n: np.arange(1.0, n + 1))
+    how, rules = mechanism_named("gaussian"), Policy(epsilon=1.0, secure=secure)
+    like = torch.zeros(2, 3, dtype=torch.float64)
+    drawn = how.draw(like, 3.0, rules, ("k",))
+    assert (drawn.shape, drawn.dtype) == ((2, 3), torch.float64)
+    if secure:
+        assert drawn.tolist() == [[3.0, 6.0, 9.0], [12.0, 15.0, 18.0]]
+    else:
+        assert torch.allclose(drawn / 3, how.draw(like, 1.0, rules, ("k",)))
+        assert not torch.equal(drawn, how.draw(like, 3.0, rules, ("l",)))
+
+
+def test_so_little_noise_is_none():
+    how = mechanism_named("gaussian")
+    assert how.epsilon(1e-6, DELTA) == math.inf
+    assert how.epsilon(2e-6, DELTA) < math.inf
+    assert (how.rounds, how.normal, how.persons, how.norm, how.deviation) == (True, True, True, 2, 1.0)
+
+
+@pytest.mark.parametrize(("epsilon", "calibration", "taken"), [(1.0, "classical", True), (1.01, "classical", False),
+                                                               (1.01, "analytic", True)])  # fmt: skip
+def test_the_classical_calibration_is_proven_up_to_one(epsilon, calibration, taken):
+    how, rules = mechanism_named("gaussian"), Policy(epsilon=epsilon, calibration=calibration)
+    if taken:
+        how.check("x", "logits", rules)
+        return
+    with pytest.raises(PrivacyError, match="proven for epsilon <= 1 only"):
+        how.check("x", "logits", rules)
+
+
+def test_a_multiplier_takes_no_calibration():
+    mechanism_named("gaussian").check("x", "logits", Policy(noise_multiplier=2.0, calibration="classical"))
+
+
+def test_pure_noise_is_free_and_has_no_centre():
+    """Two tensors: a multiplier of 1, a sensitivity of 1 each, and noise of their own keys."""
+    how, made = mechanism_named("pure-noise"), context("k")
+    rules, declared = Policy(mechanism="pure-noise", delta=1e-3), Rows.declared()["e"]
+    how.check("x", "weights", Policy(mechanism="pure-noise", epsilon=-1.0))
+    ready = how.prepare([torch.ones(2, 3), torch.ones(3)], "A.b", declared, rules, made)
+    assert (ready.sensitivities, ready.multiplier, ready.delta, ready.sigmas) == ([1.0, 1.0], 1.0, 1e-3, [1.0, 1.0])
+    assert ready.bounded == Bounding("any")
+    one, other = how.noised(ready, "A.b", declared, rules, made)
+    assert (one.shape, other.shape) == ((2, 3), (3,))
+    assert not torch.equal(one[0], other)
+    assert torch.equal(one, how.noised(ready, "A.b", declared, rules, made)[0])
+    assert how.entry("A.b", "logits", rules, ready) == LedgerEntry.free("A.b", "logits", "the size only", "pure-noise")
+    assert (how.epsilon(3.0, 0.1), how.claim(rules, ready), how.clip(rules)) == (0.0, 0.0, None)
+    assert how.centre(np.array([3.0, -1.0])).tolist() == [0.0, 0.0]
+    found = how.noise(np.array([3.0, -1.0]), ready, 1, 0)
+    assert (found.z.tolist(), found.sizes, found.free) == ([[3.0, -1.0]], None, True)
+    assert how.words([how.entry("A.b", "logits", rules, ready)]) == ("replaced by noise: the size only", "free")
+    assert (how.label(rules), how.rounds, how.normal) == ("replaced by noise", True, False)
+    told = Protection(mechanism="pure-noise", clip=3.0, sensitivity=1.0, sigma=5.0)
+    assert how.smallest_class(told) is None
+    rows = torch.full((3,), 7.0)
+    assert torch.equal(
+        how.imitated(rows, told, torch.Generator().manual_seed(1)),
+        torch.randn(3, generator=torch.Generator().manual_seed(1)),
+    )

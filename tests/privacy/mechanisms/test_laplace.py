@@ -14,10 +14,13 @@ from scipy import integrate, stats
 from fedaudit.epsilon.noise_tests import Residual, examine
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event, compose
+from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.mechanism import protect
-from fedaudit.privacy.mechanisms.base import mechanism_named
-from fedaudit.privacy.mechanisms.laplace import LaplaceLoss, LaplaceScale
-from fedaudit.privacy.policy import read_policies
+from fedaudit.privacy.mechanisms import laplace
+from fedaudit.privacy.mechanisms.base import Prepared, mechanism_named
+from fedaudit.privacy.mechanisms.laplace import LaplaceLoss, LaplaceScale, LaplaceSizes
+from fedaudit.privacy.policy import Policy, read_policies
+from fedaudit.privacy.sensitivity import Bounding
 from fedaudit.wire.codec import digest_of
 from fedaudit.wire.message import KINDS
 from fedaudit.wire.release import Protection
@@ -187,3 +190,87 @@ def test_quantiles_are_those_of_noise_with_deviation_1():
     shares = np.array([0.001, 0.2, 0.5, 0.7, 0.999])
     found = mechanism_named("laplace").quantiles(shares)
     assert found == pytest.approx(stats.laplace.ppf(shares, scale=1 / math.sqrt(2)), abs=1e-12)
+
+
+def test_the_test_of_the_scale_by_chi_square():
+    """Magnitudes 0.5, 2 and 1 of one tensor and 4 of another: four that add up to 7.5, twice of which is a chi-square
+    number of 8 degrees. Limits are where so little, or so much, is as rare as the level says."""
+    parts = [LaplaceSizes(np.array([[0.5, 2.0, 1.0]])), LaplaceSizes(np.array([4.0]))]
+    scale = parts[0].test(parts)
+    assert (scale.n, scale.total) == (4, 7.5)
+    assert scale.scale == 7.5 / 4
+    assert scale.p_values() == pytest.approx((stats.chi2.cdf(15, 8), stats.chi2.sf(15, 8)))
+    low, high = scale.limits(0.1, 0.02)
+    assert stats.chi2.sf(15 / low, 8) == pytest.approx(0.05)
+    assert stats.chi2.cdf(15 / high, 8) == pytest.approx(0.02)
+    found = scale.finds(0.02, 0.9)
+    assert stats.chi2.cdf(stats.chi2.ppf(0.02, 8) / found, 8) == pytest.approx(0.9)
+    assert scale.level(0.5, 0.9) == pytest.approx(stats.chi2.cdf(0.5 * stats.chi2.ppf(0.9, 8), 8))
+    assert scale.level(found, 0.9) == pytest.approx(0.02)
+
+
+def test_noise_by_its_inverse_distribution():
+    """v = 1/2 lies at ln 2, -3/4 at -ln 4, 0 at 0; the ends are cut off at 53 bits."""
+    v = torch.tensor([0.5, -0.75, 0.0, 1.0, -1.0], dtype=torch.float64)
+    end = 53 * math.log(2)
+    assert laplace._laplace(v).tolist() == pytest.approx([math.log(2), -math.log(4), 0.0, end, -end])
+
+
+@pytest.mark.parametrize("secure", [False, True])
+def test_drawn_noise_follows_the_number_that_is_drawn(monkeypatch, secure):
+    """u = 3/4 is v = 1/2, and noise of scale 3 is 3 ln 2; u = 1/8 is v = -3/4. Numbers keep the type of the values."""
+    u = [0.75, 0.125]
+    how, policy = mechanism_named("laplace"), Policy(mechanism="laplace", epsilon=1.0, secure=secure)
+    monkeypatch.setattr(laplace, "system_uniform", lambda n: np.array(u[:n]) if secure else 1 / 0)
+    monkeypatch.setattr(torch, "rand", lambda shape, **_: torch.tensor(u, dtype=torch.float64).reshape(shape))
+    like = torch.zeros(2, 1, dtype=torch.float32)
+    drawn = how.draw(like, 3.0, policy, ("k",))
+    assert (drawn.shape, drawn.dtype) == ((2, 1), torch.float32)
+    assert drawn.ravel().tolist() == pytest.approx([3 * math.log(2), -3 * math.log(4)])
+    standard = how.standard(like, torch.Generator())
+    assert (standard.shape, standard.dtype) == ((2, 1), torch.float32)
+    assert standard.ravel().tolist() == pytest.approx([math.log(2) / math.sqrt(2), -math.log(4) / math.sqrt(2)])
+
+
+def test_scores_of_each_tensor_by_hand():
+    """Scales 1.5 and 2. A noise of -2 scales lies at the share e^-2 / 2; what is very far out is still a number."""
+    how = mechanism_named("laplace")
+    ready = Prepared([torch.tensor([[1.0]]), torch.tensor([4.0, 0.0, 1.0])], [3.0, 4.0], 0.5, 0.0, Bounding("any"))
+    found = how.noise(np.array([0.0, 1e6, 1.0]), ready, 1, 0)
+    assert found.z.tolist() == [pytest.approx([stats.norm.ppf(math.exp(-2) / 2), 37.04, 0.0], abs=0.01)]
+    assert found.sizes.sizes.tolist() == [[2.0, 5e5, 0.0]]
+    assert found.free is True
+    first = how.noise(np.array([[2.5]]), ready, 0, 0)
+    assert first.z[0, 0] == pytest.approx(stats.norm.ppf(1 - math.exp(-1) / 2))
+    silent = Prepared([torch.tensor([4.0])], [0.0], 0.5, 0.0, Bounding("any"))
+    assert how.noise(np.array([4.0]), silent, 0, 0).z.tolist() == [[0.0]]
+
+
+def test_the_event_and_the_epsilon_of_an_entry_by_hand():
+    """Two steps in each of three rounds; a multiplier of 1/2 shifts by 2."""
+    how = mechanism_named("laplace")
+    facts = {"field": "A.b", "kind": "logits", "mechanism": "laplace", "relation": "zero-out", "steps": 2,
+             "rounds": [1, 2, 4]}  # fmt: skip
+    assert how.event(LedgerEntry(**facts, noise_multiplier=0.5)) == Event(0.5, 1.0, 6, LaplaceLoss(2.0))
+    for m in (0.0, math.inf):
+        assert how.event(LedgerEntry(**facts, noise_multiplier=m)) == Event(m, 1.0, 6)
+    assert how.epsilon(0.25, 1e-5) == 4.0
+    assert how.epsilon(1e-6, 1e-5) == math.inf
+    assert how.epsilon(2e-6, 1e-5) == 5e5
+    loss = LaplaceLoss(2.0)
+    assert (loss.pure, loss.largest, loss.infinite) == (2.0, 2.0, 0.0)
+    assert how.delta(Policy(mechanism="laplace", epsilon=1.0, delta=1e-3), 10) == 0.0
+    assert how.multiplier(Policy(mechanism="laplace", epsilon=4.0), 0.0, 3, None) == 0.75
+
+
+def test_its_direction_and_its_words():
+    """One number alone is the worst of its L1 norm. A sigma of 3 is a scale of 3 / sqrt(2)."""
+    how = mechanism_named("laplace")
+    assert how.direction(torch.full((2, 2), 7.0)).tolist() == [[1.0, 0.0], [0.0, 0.0]]
+    assert how.direction(torch.zeros(0)).shape == (0,)
+    facts = {"field": "A.b", "kind": "logits", "mechanism": "laplace", "relation": "zero-out", "noise_multiplier": 1.0}
+    assert how.shown(LedgerEntry(**facts)) == "laplace"
+    assert how.shown(LedgerEntry(**facts, sigma=3.0, sensitivity=2.0)) == (
+        "laplace, sigma 3, sensitivity 2, zero-out, scale 2.121 (L1)"
+    )
+    assert (how.norm, how.deviation, how.normal, how.rounds, how.persons) == (1, math.sqrt(2), False, False, False)
