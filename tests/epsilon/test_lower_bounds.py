@@ -717,6 +717,12 @@ def test_edges_and_levels_are_found_where_they_are():
     assert eps._least_level(lambda a: True) == pytest.approx(1e-15, rel=1e-8)
 
 
+def test_where_nothing_is_refuted_one_look_is_enough():
+    looked = []
+    assert eps._edge(lambda x: bool(looked.append(x))) == 0.0
+    assert looked == [0.0]
+
+
 def test_a_p_value_is_kept_between_the_smallest_and_one():
     for p, wanted in ((3.0, 1.0), (0.25, 0.25), (1e-40, 1e-15)):
         bound = eps.Bound(1.5, 0.1, 0.9, 7, "m", "a", {"b": 1}, lambda e, p=p: p)
