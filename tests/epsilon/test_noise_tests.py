@@ -10,7 +10,7 @@ from scipy import special, stats
 
 from fedaudit.epsilon import noise_tests
 from fedaudit.epsilon.noise_tests import Finding, Residual, examine, residual
-from fedaudit.epsilon.rounded_noise import RoundedScale
+from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale
 from fedaudit.errors import ContractError
 
 LEVELS = np.arange(256) / 127.5 - 1
@@ -258,6 +258,7 @@ def finding_of(*p: float) -> Finding:
     [
         ((0.02, 0.5, 0.01, 0.9), "test 0"),  # three others share what the first has for itself: 0.02 <= 3 x 0.01
         ((0.031, 0.5, 0.01, 0.9), "test 2"),
+        ((0.5, 0.25, 0.9), "test 0"),  # exactly its share
         ((0.5, 0.6), "test 0"),
         ((0.6, 0.5), "test 1"),
     ],
@@ -467,6 +468,19 @@ def test_bare_numbers_of_rounded_releases_by_hand(monkeypatch):
     assert hits == 2  # 0.6 and 0.7 arrived at 0.5
     outside = residual(sent[:, :1], np.array([[-3.0]]), 2.0, client=4, round=6, part="E", levels=np.array([-1.0, 0, 1]))
     assert noise_tests._bare_cells([outside.sizes]) == 1.0
+
+
+def test_a_bare_number_lies_from_its_cells_lower_edge_to_below_the_upper_one(monkeypatch):
+    """Five cells with edges at 0, 1, 2 and 3. A number at the edge 1 or 2 is bare in the cell above it alone."""
+    asked = []
+    monkeypatch.setattr(noise_tests.noise_values, "so_many", lambda hits, chances: asked.append((hits, chances)) or 0.5)
+    edges = np.array([-np.inf, 0.0, 1.0, 2.0, 3.0, np.inf])
+    clean = np.array([[1.0, 1.0, 2.0, 1.5, 0.5, 2.5, 0.5]])
+    arrived = np.array([[2, 1, 2, 2, 2, 3, 1]])
+    low, high = edges[arrived] - clean, edges[arrived + 1] - clean
+    assert noise_tests._bare_cells([Rounded(low, high, clean, edges)]) == 0.5
+    assert asked[0][0] == 4  # at 1 and in [1, 2); 1.5, 2.5 and 0.5 in their own
+    assert asked[0][1].shape == (7,)
 
 
 def test_single_values_are_spread_over_their_own_grain(monkeypatch):
