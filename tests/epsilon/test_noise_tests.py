@@ -560,3 +560,34 @@ def test_many_releases_are_compared_one_in_some_on_their_first_numbers(monkeypat
     assert same.p < 1e-10
     nothing = [replace(r, z=np.zeros((1, 8))) for r in residuals[:2]]
     assert noise_tests._reused(nothing).p == 1.0
+
+
+def test_every_pair_of_releases_is_compared_on_all_that_both_have():
+    """By loops. Two releases of nothing tell nothing, and do not hide the pair that was drawn alike. The pair differs
+    from the fourth number on, which the shortest release has not."""
+    rng = np.random.default_rng(4)
+    drawn = rng.normal(size=9)
+    alike = np.r_[rng.normal(size=3), drawn[3:] + 0.2 * rng.normal(size=6)]
+    values = [np.zeros(5), rng.normal(size=3), drawn, np.zeros(4), alike]
+    residuals = [Residual(i, 1, "E", z.reshape(1, -1), np.zeros((1, len(z)))) for i, z in enumerate(values)]
+    found = noise_tests._reused(residuals)
+    each = {}
+    for i, a in enumerate(values):
+        for j, b in enumerate(values[:i]):
+            m = min(len(a), len(b))
+            if a[:m].any() or b[:m].any():
+                f = ((a[:m] - b[:m]) ** 2).sum() / ((a[:m] + b[:m]) ** 2).sum()
+                each[j, i] = 2 * min(stats.f.cdf(f, m, m), stats.f.sf(f, m, m))
+    assert min(each, key=each.get) == (2, 4)
+    assert each[2, 4] * 10 < 0.9
+    assert found.p == pytest.approx(each[2, 4] * 10)
+    assert found.worst == "E of client 2 in round 1 and E of client 4 in round 1"
+
+
+def test_the_upper_tail_of_f_by_hand():
+    """With one degree on either side P[F > f] = 1 - 2 / pi atan(sqrt(f)): a third at 3. Nothing is no evidence."""
+    assert noise_tests._f_upper(3.0, 1, 1.0, 1) == pytest.approx(1 / 3)
+    assert noise_tests._f_upper(2.0, 3, 4.0, 5) == pytest.approx(stats.f.sf((2 / 3) / (4 / 5), 3, 5))
+    assert noise_tests._f_upper(2.0, 0, 4.0, 5) == noise_tests._f_upper(2.0, 3, 4.0, 0) == 1.0
+    assert noise_tests._f_upper(0.0, 3, 0.0, 5) == noise_tests._f_upper(0.0, 3, 4.0, 5) == 1.0
+    assert noise_tests._f_upper(2.0, 3, 0.0, 5) == 0.0
