@@ -69,6 +69,7 @@ def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
 def test_counts_of_all_records_on_both_sides_say_nothing_against_any_claim():
     """All of 5 and all of 7: both rates are 1, nothing deviates, and the excess is none, without a division by 0."""
     assert excess_p(5, 7, 5, 7, 0.0, 0.0) == 1
+    assert excess_p(50, 25, 100, 50, 0.0, 0.0) == 1, "exactly what the claim allows is no excess"
     assert claim_p(5, 7, 5, 7, 0.0, 0.0) == 1
 
 

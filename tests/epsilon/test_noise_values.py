@@ -321,3 +321,11 @@ def test_pairs_of_numbers_have_one_distance():
     p, lag = values.lags([np.ones(2)] * 6 + [np.full(1, 9.0)])
     assert (p, lag) == (pytest.approx(2 * math.exp(-3)), 1)
     assert values.lags([np.full(1, 9.0)]) == (1.0, 0)
+
+
+def test_the_place_with_the_least_noise_counts_and_not_a_place_of_quiet_neighbours():
+    """Three releases of two parts: `a` has one entry next to nothing and one that is large, `b` has two usual ones."""
+    blocks = [("a", np.array([[0.01, 3.0]])), ("b", np.array([[1.0, -1.0]]))] * 3
+    p, where = values.coordinate(blocks)
+    assert p == pytest.approx(4 * stats.chi2.cdf(3e-4, 3))
+    assert where == "entry 0 of a: x 0.01"
