@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -518,3 +519,57 @@ def test_pixels_are_held_against_their_range_and_rows_against_c():
         assert broken.factor == pytest.approx(factor)
     (broken,) = FieldTest._bounded(of_field([], C=None), "row", numbers, torch.float64)
     assert broken.factor == pytest.approx(13.0)
+
+
+def test_a_row_may_be_exactly_as_long_as_rounding_allows():
+    field = of_field([], C=2.0, _rounding=lambda leaf, dtype, path: 0.5)
+    rows = [torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0], [0.0, 3.25]]).double()]
+    assert FieldTest._bounded(field, "row", rows[:1], torch.float64) == []
+    (broken,) = FieldTest._bounded(field, "row", rows, torch.float64)
+    assert (broken.factor, broken.words) == (1.625, "row (float64) leave 1.625 times as long as C")
+
+
+def test_without_noise_rounding_is_that_of_the_row_alone():
+    field = of_field([], ready=lambda: SimpleNamespace(sigmas=[], grid=None))
+    assert FieldTest._rounding(field, torch.zeros(6, 4), torch.float32, True) * 2**23 == pytest.approx(4)
+
+
+def test_a_field_of_a_single_number_has_values_too():
+    made = dict(FieldTest._values(of_field([torch.zeros(())], C=2.0)))
+    assert {name: float(leaf.abs()) for name, (leaf,) in made.items()} == pytest.approx(
+        {
+            "rows 10 C long": 20.0,
+            "rows 0.1 C long": 0.2,
+            "rows 1 C long": 2.0,
+            "rows of both signs": 20.0,
+            "one row or number alone": 20.0,
+            "one coordinate of each row": 20.0,
+        }
+    )
+
+
+def test_each_field_of_each_kind_is_audited_with_all_its_releases(monkeypatch):
+    """Kinds by name, fields as they come. Private training is left to its repetition; the seconds are kept."""
+    asked, saved, clock = [], [], iter([10.0, 12.5, 20.0, 21.0])
+    policies = {"logits": None, clipping.TRAINING: None, "embeddings": None}
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies=policies), folder="folder", record=SimpleNamespace(transcript_digest="digest")
+    )
+
+    def released(run, kind, clients):
+        asked.append((kind, clients))
+        return iter([SimpleNamespace(where=f"{kind}.{name}") for name in ("a", "b", "a")])
+
+    monkeypatch.setattr(clipping, "closed_run", lambda *of: run)
+    monkeypatch.setattr(clipping, "compute", lambda world: contextlib.nullcontext())
+    monkeypatch.setattr(clipping, "released_fields", released)
+    monkeypatch.setattr(clipping, "_audit_field", lambda run, of, level: (of[0].where, len(of), level))
+    monkeypatch.setattr(clipping, "save_audits", lambda *of: saved.append(of))
+    monkeypatch.setattr(clipping, "time", SimpleNamespace(perf_counter=clock.__next__))
+    found = audit_clipping("folder", clients=[3], confidence=0.9)
+    wanted = [("embeddings.a", 2), ("embeddings.b", 1), ("logits.a", 2), ("logits.b", 1)]
+    assert found == [(*one, 0.9) for one in wanted]
+    assert asked == [("embeddings", [3]), ("logits", [3])]
+    assert saved == [("folder", "digest", found, 2.5)]
+    assert audit_clipping("folder", kinds=["logits"]) == [("logits.a", 2, 0.95), ("logits.b", 1, 0.95)]
+    assert (asked[2:], saved[1][3]) == ([("logits", None)], 1.0)
