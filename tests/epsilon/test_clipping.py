@@ -573,3 +573,63 @@ def test_each_field_of_each_kind_is_audited_with_all_its_releases(monkeypatch):
     assert saved == [("folder", "digest", found, 2.5)]
     assert audit_clipping("folder", kinds=["logits"]) == [("logits.a", 2, 0.95), ("logits.b", 1, 0.95)]
     assert (asked[2:], saved[1][3]) == ([("logits", None)], 1.0)
+
+
+class Holder:
+    """Stands in for a client of five records of two classes, whose class means nobody clips."""
+
+    y = torch.tensor([1, 0, 1, 1, 0])
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 5
+
+    def class_means(self, rows, kind):
+        self.asked.append((rows, kind))
+        return {c: rows[self.y == c].mean(0) for c in (0, 1)}
+
+    def context(self, *of):
+        return of
+
+
+@pytest.mark.parametrize(("power", "entry"), [(2, 1.5), (1, 0.75)])
+def test_class_means_that_nobody_clips_are_too_long_and_move_too_far(power, entry):
+    """C = 3 and four numbers in a row. Three records are of the first one's class: turned and 10 times as long, it
+    moves the mean by 11 / 3 of its length, where 2 C / 3 is allowed."""
+    client = Holder()
+    field = of_field([torch.zeros(4), torch.zeros(2)], power=power, client=client)
+    field.world = SimpleNamespace(device=torch.device("cpu"))
+    found = [(count, [(b.words, b.factor) for b in broken]) for count, broken in FieldTest._means(field)]
+    assert [count for count, _ in found] == [1] * 6
+    assert [len(broken) for _, broken in found[1:3]] == [2, 1]
+    assert found[1][1][0] == (
+        "class means of rows of one direction 10 C long (float32) leave 10 times as long as C",
+        pytest.approx(10.0),
+    )
+    assert found[2][1] == [("one record moves a class mean by 55 times 2 C / N_c", pytest.approx(55.0))]
+    assert found[3:] == [(1, [])] * 3, "0.1 C is within all bounds: 0.3 x 11 / 3 is less than 2"
+    assert {kind for _, kind in client.asked} == {"embeddings"}
+    for (random, _), (along, _), (before, _), (turned, _), length in (
+        (*client.asked[:4], 10.0), (*client.asked[4:], 0.1),
+    ):  # fmt: skip
+        assert FieldTest._lengths(field, random).tolist() == pytest.approx([3 * length] * 5, rel=1e-5)
+        assert along.tolist() == before.tolist() == [pytest.approx([entry * length] * 4)] * 5
+        assert turned[0].tolist() == pytest.approx([-10 * entry * length] * 4)
+        assert torch.equal(turned[1:], before[1:])
+
+
+@pytest.mark.parametrize(("leaves", "as_it_was"), [(2, True), (3, False)])
+def test_class_means_have_the_form_of_the_field_if_it_has_as_many(leaves, as_it_was, monkeypatch):
+    client, asked = Holder(), []
+    monkeypatch.setattr(clipping, "prepare", lambda *of: asked.append(of) or "ready")
+    monkeypatch.setattr(clipping, "rebuilt", lambda template, made: (template, list(made)))
+    field = of_field([torch.zeros(2)] * leaves, client=client, template="template")
+    field.world, field.release.where = SimpleNamespace(device=torch.device("cpu")), "Y.means"
+    assert FieldTest._prepared_means(field, torch.arange(10.0).view(5, 2)) == "ready"
+    ((value, *rest),) = asked
+    means = value[1] if as_it_was else list(value.values())
+    assert [m.tolist() for m in means] == [[5.0, 6.0], [pytest.approx(10 / 3), pytest.approx(13 / 3)]]
+    assert value[0] == "template" if as_it_was else list(value) == [0, 1]
+    assert rest == ["Y.means", field.release.declared, field.release.policy, (clipping.TEST,)]
