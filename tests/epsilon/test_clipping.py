@@ -633,3 +633,29 @@ def test_class_means_have_the_form_of_the_field_if_it_has_as_many(leaves, as_it_
     assert [m.tolist() for m in means] == [[5.0, 6.0], [pytest.approx(10 / 3), pytest.approx(13 / 3)]]
     assert value[0] == "template" if as_it_was else list(value) == [0, 1]
     assert rest == ["Y.means", field.release.declared, field.release.policy, (clipping.TEST,)]
+
+
+@pytest.mark.parametrize(
+    ("spent", "lacking"), [(2.0, None), (2.0001, None), (2 * (1 + SLACK), None), (2.0003, 1.0002), (9.0, 1.0002)]
+)
+def test_noise_that_is_not_normal_may_spend_a_little_more_than_its_epsilon(spent, lacking):
+    """How much is lacking is not told by what is spent: only that something is."""
+    assert noise_found(8.0, spent=lambda multiplier, delta: spent, epsilon=2.0) == [lacking]
+
+
+def test_each_deviation_has_a_sensitivity_of_its_own():
+    """8 and 4, drawn with 4 per unit, are multipliers of 1 and 1/2 of a sensitivity of 2."""
+
+    def lacking(*needed):
+        of = SimpleNamespace(
+            release=SimpleNamespace(policy=SimpleNamespace(delta=1e-3, noise_multiplier=1.0), how=None),
+            ready=lambda: SimpleNamespace(sigmas=[8.0, 4.0], deviation=4.0),
+            client=SimpleNamespace(_context=SimpleNamespace(n=50)),
+            _sensitivities=lambda ready: needed,
+        )
+        return [[b.factor for b in broken] for _, broken in FieldTest._noise(of)]
+
+    assert lacking(2.0, 2.0) == [[], [2.0]]
+    assert lacking(4.0, 1.0) == [[2.0], []]
+    with pytest.raises(ValueError, match="shorter"):
+        lacking(2.0)

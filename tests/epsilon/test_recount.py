@@ -139,3 +139,35 @@ def test_of_several_wrong_clients_the_one_that_costs_most_is_named(monkeypatch):
     assert "the ledger of client 1 says epsilon = 2, and what was done costs 9" in str(vars(found))
     assert counted_again(run, [made[2]]) is None
     assert counted_again(run, [made[0], made[3]]).epsilon == 5.0, "equal events are added up"
+
+
+@pytest.mark.parametrize(("policies", "delta"), [(("training",), 1e-3), (("training", "logits"), 2e-5)])
+def test_what_was_done_is_composed_by_client_at_the_ledgers_delta(policies, delta, monkeypatch):
+    """Client 4 made two trainings alike and one of another size. Client 6 made none, and client 8 said enough."""
+    asked = []
+
+    def compose(events, at, *, compare):
+        asked.append(([(e.noise_multiplier, e.sample_rate, e.count) for e in events], at, compare))
+        return SimpleNamespace(epsilon_of_record=3.0)
+
+    monkeypatch.setattr(recount, "compose", compose)
+    monkeypatch.setattr(
+        recount, "_differences", lambda row, mine, policy, delta: [f"{len(mine)} at {delta:g}"][row.n :]
+    )
+    policy = SimpleNamespace(clip=2.0, delta_for=lambda n: 1e-3)
+    ledger = [
+        SimpleNamespace(client=k, n=n, delta=2e-5, by_kind=said)
+        for k, n, said in ((4, 0, {"training": 2.9}), (6, 0, {}), (8, 1, {"training": 3.0}), (9, 1, {}))
+    ]
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies=dict.fromkeys(policies, policy)), record=SimpleNamespace(ledger=ledger)
+    )
+    made = [
+        SimpleNamespace(client=k, sigma=sigma, q=q, steps=steps)
+        for k, sigma, q, steps in ((4, 4.0, 0.1, 5), (8, 6.0, 0.2, 7), (4, 4.0, 0.1, 6), (4, 5.0, 0.1, 3))
+    ]
+    found = counted_again(run, made)
+    assert asked == [([(2.0, 0.1, 11), (2.5, 0.1, 3)], delta, False), ([(3.0, 0.2, 7)], delta, False)]
+    words = f"3 at {delta:g}; epsilon = 2.9, and what was done costs 3"
+    assert (found.words, found.epsilon) == (f"the ledger of client 4 says {words}", 3.0)
+    assert counted_again(run, made[1:2]) is None
