@@ -304,6 +304,7 @@ def noise_found(sigma, *, spent=None, normal=False, **policy):
 def test_noise_is_what_its_policy_asks_for_by_hand():
     """sigma = 16 over 4 and over 2: a multiplier of 2."""
     assert noise_found(16.0, noise_multiplier=2.0) == [None]
+    assert noise_found(16.0, noise_multiplier=2.0 * (1 + SLACK)) == [None], "exactly as much as a search may lack"
     assert noise_found(16.0, noise_multiplier=4.0) == [2.0], "half of it is lacking"
     asked = []
 

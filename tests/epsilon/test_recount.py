@@ -171,3 +171,21 @@ def test_what_was_done_is_composed_by_client_at_the_ledgers_delta(policies, delt
     words = f"3 at {delta:g}; epsilon = 2.9, and what was done costs 3"
     assert (found.words, found.epsilon) == (f"the ledger of client 4 says {words}", 3.0)
     assert counted_again(run, made[1:2]) is None
+
+
+@pytest.mark.parametrize("said", [0.0, 0.5, 100.0])
+def test_an_epsilon_may_be_larger_by_rounding(said, monkeypatch):
+    """By a share of what was said, and by as much again."""
+    limit = said * (1 + recount.CLOSE) + recount.CLOSE
+    monkeypatch.setattr(recount, "_differences", lambda *of: [])
+    row = SimpleNamespace(client=0, n=9, delta=1e-5, by_kind={"training": said})
+    policy = SimpleNamespace(clip=None, delta_for=lambda n: 1e-5)
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies={"training": policy}), record=SimpleNamespace(ledger=[row])
+    )  # fmt: skip
+    made = [SimpleNamespace(client=0, sigma=1.0, q=0.1, steps=2)]
+    for epsilon, wrong in ((said, False), (limit, False), (limit + recount.CLOSE / 10, True)):
+        monkeypatch.setattr(
+            recount, "compose", lambda *of, epsilon=epsilon, **how: SimpleNamespace(epsilon_of_record=epsilon)
+        )
+        assert (counted_again(run, made) is not None) is wrong
