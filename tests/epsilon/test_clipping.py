@@ -621,6 +621,18 @@ def test_class_means_that_nobody_clips_are_too_long_and_move_too_far(power, entr
         assert torch.equal(turned[1:], before[1:])
 
 
+@pytest.mark.parametrize(("share", "held"), [(1 + 1e-4, True), (1 + 1.1e-4, False)])
+def test_a_class_mean_may_move_by_exactly_what_is_allowed_and_rounding(share, held):
+    """2 C / 3 is 2. A turned record begins with a negative number."""
+
+    def by_class(rows):
+        return {1: torch.tensor([2 * share if rows[0, 0] < 0 else 0.0], dtype=torch.float64)}
+
+    field = of_field([torch.zeros(4)], power=1, client=Holder(), _by_class=by_class)
+    found = list(FieldTest._means(field))
+    assert [len(broken) for _, broken in found] == [0, 0, not held] * 2
+
+
 @pytest.mark.parametrize(("leaves", "as_it_was"), [(2, True), (3, False)])
 def test_class_means_have_the_form_of_the_field_if_it_has_as_many(leaves, as_it_was, monkeypatch):
     client, asked = Holder(), []

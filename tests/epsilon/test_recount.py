@@ -100,6 +100,8 @@ def differences(*, policy=None, row_delta=1e-5, made=((4, 0.1), (5, 0.2)), **num
         ({"sample_rate": 0.2 * (1 - 1e-8)}, ["a sample rate of 0.2, and it was 0.2"]),
         ({"sample_rate": 0.2 * (1 - 1e-9)}, []),  # exactly as much as rounding may take
         ({"noise_multiplier": 3.0 * (1 + 1e-6) / 2}, []),
+        ({"noise_multiplier": 1.5 * (1 - 1e-9)}, []),
+        ({"delta": 1e-5 * (1 + 1e-9), "row_delta": 1e-5 * (1 + 1e-9)}, []),
         ({"sigma": 3.0 * (1 - 5e-7)}, []),
         ({"sigma": 3.0 * (1 - 2e-6)}, ["a noise multiplier of 1.5, and its sigma is 3"]),
         ({"clip": 2.0 * (1 + 5e-10)}, []),
