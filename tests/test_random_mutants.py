@@ -210,3 +210,7 @@ def test_a_default_is_tried_against_the_tests_that_are_named_after_its_file(monk
     assert covered.tests(edit) == [*mine, "tests/runtime/test_y.py::uses", r.SETTINGS]
     turned = replace(edit, kind="a turned comparison")
     assert covered.tests(turned) == ["tests/runtime/test_y.py::uses"]
+    both = ["tests/runtime/test_x.py::reads", "tests/runtime/test_y.py::uses"]
+    monkeypatch.setattr(covered, "_of", lambda file, lines: list(both))
+    ordered = [*reversed(mine), "tests/runtime/test_y.py::uses", r.SETTINGS]
+    assert covered.tests(edit) == ordered, "those that run through it come first: only so many are run"

@@ -469,6 +469,29 @@ def test_who_took_part_is_told_only_if_somebody_did_not(heard, clients, every, m
         assert (found.ran, scores) == (False, [])
 
 
+def test_claims_of_which_some_are_scores_are_scored(monkeypatch, tmp_path):
+    """All clients took part, and only one claim is about that."""
+
+    class Mixed(Claiming):
+        def run(self, scene):
+            return TookPart(0.5) if scene.target == 0 else ("claims", scene.target)
+
+    room = Room(monkeypatch, tmp_path, (0, 2))
+    (ran, _, _), _ = room.one(Mixed(), "server", [0, 2])
+    assert ran.clients == [0, 2]
+    assert [part.claims for part in room.scored[0][0]] == [TookPart(0.5), ("claims", 2)]
+
+
+def test_two_scenes_take_turns_and_one_has_none_to_take(monkeypatch):
+    taken, real = [], attack_run.take_turns
+    monkeypatch.setattr(attack_run, "take_turns", lambda turns: taken.append(len(turns)) or real(turns))
+    for targets in ((), (5,), (3, 5), (3, 5, 6)):
+        scenes = [SimpleNamespace(target=k, device=torch.device("cpu")) for k in targets]
+        attack = SimpleNamespace(run=lambda scene: scene.target)
+        assert attack_run._claims(attack, "draws", scenes) == list(targets)
+    assert taken == [2, 3]
+
+
 def test_each_client_is_attacked_with_generators_of_its_own(monkeypatch):
     """Side by side as alone. An error that is no reason is raised."""
 

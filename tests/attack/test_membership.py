@@ -466,16 +466,19 @@ def test_few_records_and_many_points_by_hand():
     assert drawn == [0.0, 0.01, 0.05, 0.22, 1.0]  # 1, 4.64, 21.5 and 100 of 100
 
 
-def test_limits_of_high_confidence_count_unlikely_thresholds():
-    """One false positive of a hundred is allowed; that there are eight or more happens once in 100,000 times."""
-    inside, outside = np.arange(40.0) * 2.5, np.arange(100.0)
-    weight = stats.binom.pmf(np.arange(101), 100, 0.01)
-    over = [0, *((inside > t).sum() for t in outside[::-1]), 40]
+@pytest.mark.parametrize(("members", "fpr"), [(40, 0.01), (4000, 0.01), (4000, 0.99)])
+def test_limits_of_high_confidence_count_unlikely_thresholds(members, fpr):
+    """One false positive of a hundred is allowed; that there are eight or more happens once in 100,000 times. So does,
+    where all but one are allowed, that there are 92 or fewer."""
+    inside, outside = np.arange(float(members)) * 100 / members, np.arange(100.0)
+    weight = stats.binom.pmf(np.arange(101), 100, fpr)
+    over = [0, *((inside > t).sum() for t in outside[::-1]), members]
     steps = np.array([(over[j] + over[j + 1]) / 2 for j in range(101)])
-    c = np.clip(np.polyval(np.polyfit(np.arange(101), steps, 1, w=np.sqrt(weight)), np.arange(101)), 0, 40)
-    _, high = membership._tpr_interval(inside, outside, 0.01, 1 - 1e-5)
-    beyond = (weight * stats.beta.sf(high, c + 0.5, 40 - c + 0.5)).sum()
-    assert beyond == pytest.approx(5e-6, rel=0.02)
+    c = np.clip(np.polyval(np.polyfit(np.arange(101), steps, 1, w=np.sqrt(weight)), np.arange(101)), 0, members)
+    low, high = membership._tpr_interval(inside, outside, fpr, 1 - 1e-5)
+    beyond = (weight * stats.beta.sf(high, c + 0.5, members - c + 0.5)).sum()
+    under = (weight * stats.beta.cdf(low, c + 0.5, members - c + 0.5)).sum()
+    assert (beyond if fpr < 0.5 else under) == pytest.approx(5e-6, rel=0.02)
 
 
 def test_two_records_of_a_class_have_a_variance_and_one_has_none():
@@ -487,3 +490,48 @@ def test_two_records_of_a_class_have_a_variance_and_one_has_none():
     assert [found.low, found.high] == pytest.approx(limits, rel=1e-4)
     alone = membership.auc([1.0, 0.0, 2.0], [1, 0, 0])
     assert (alone.value, alone.low, alone.high) == (0.5, 0.0, 1.0)
+
+
+def test_the_shares_below_and_above_each_candidate_by_hand():
+    """Members 3, 1, 2 and others 2, 0, 3, 5: a tie counts one half. The order is that of the candidates."""
+    scores = np.array([2.0, 3.0, 0.0, 1.0, 3.0, 2.0, 5.0])
+    member = np.array([False, True, False, True, False, True, False])
+    below, above = membership._placements(scores, member)
+    assert below == pytest.approx([2.5 / 4, 1 / 4, 1.5 / 4])
+    assert above == pytest.approx([1.5 / 3, 3 / 3, 0.5 / 3, 0.0])
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_attacks_that_differ_on_one_class_alone_are_paired(turned):
+    """The others are alike, and lie between the members: one attack has the first of them above, one the second. Or
+    the members are alike, and so are the others with the two attacks."""
+    a, b = np.array([3.0, 1, 3, 1, 3, 1, 2, 2, 2, 2]), np.array([1.0, 3, 3, 1, 3, 1, 2, 2, 2, 2])
+    member = (np.arange(10) < 6) ^ turned
+    found = auc_difference(a, b, member, 0.9)
+    half = stats.norm.ppf(0.95) * math.sqrt(np.var([1, -1, 0, 0, 0, 0], ddof=1) / 6)
+    assert (found.value, found.low, found.high) == pytest.approx((0.0, -half, half))
+    assert found.interval == "DeLong, paired"
+
+
+def test_a_rate_next_to_one_leaves_out_one_record():
+    """Five non-members: four are allowed above the threshold, however near to 1 the rate is."""
+    (at,) = membership_scores([0.0, 1, 2, 3, 4, 2.5, -1], [0] * 5 + [1] * 2, fprs=[1 - 1e-12]).tpr_at_fpr
+    assert (at.threshold, at.fpr_measured, at.value) == (0.0, 0.8, 0.5)
+
+
+def test_so_many_records_as_a_rate_takes_are_named():
+    """1 / (1 / 49) is a little more than 49 in floating point, and 49 are enough."""
+    for number in (48, 49):
+        (at,) = membership_scores([*range(number), 0.5], [0] * number + [1], fprs=[1 / 49]).tpr_at_fpr
+        assert (at.value is None) is (number < 49)
+    (few,) = membership_scores([0.0, 1.0, 0.5], [0, 0, 1], fprs=[1 / 49]).tpr_at_fpr
+    assert few.reason == f"an FPR of {1 / 49:g} takes 49 non-members, and there are 2"
+
+
+def test_a_step_that_the_line_leaves_out_is_within_the_limits():
+    """One of a hundred members lies above ten of the others, and all above eleven: the line sees about half."""
+    inside, outside = np.r_[np.full(99, 88.5), 99.5], np.arange(100.0)
+    low, high = membership._tpr_interval(inside, outside, 0.1, 0.2)
+    found = membership._tpr_at(inside, outside, 0.1, 0.2)
+    assert 0.01 < low < high
+    assert (found.value, found.low, found.high) == (0.01, 0.01, high)

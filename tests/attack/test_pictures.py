@@ -103,7 +103,7 @@ def test_without_titles_there_is_little_room_above(tmp_path, monkeypatch):
 
 
 def test_what_is_saved_is_read_again(tmp_path):
-    path = tmp_path / "there" / "a.safetensors"
+    path = tmp_path / "there" / "deeper" / "a.safetensors"
     whole = torch.arange(12.0).view(3, 4)
     for _ in range(2):
         save(path, {"images": whole.T, "label": torch.tensor([3, 1])})

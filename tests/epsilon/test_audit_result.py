@@ -85,3 +85,32 @@ def test_chance_takes_something_from_the_difference_that_is_sought():
 
     assert would_find(bound, 4.0, 10, 1.0, 1e-2, 0.95) == (0.0, 1.0)
     assert seen[-1] == pytest.approx(8 - 2.32635 * np.sqrt((2 + 64 / 4) / 10), rel=1e-4)
+
+
+def test_the_row_of_a_path_asks_each_bound_for_what_it_is_for():
+    """Six scores of either class. The bound sees them and its ceiling, the quick one what would be found with three."""
+    seen, sought = [], []
+
+    def bound(scores, member, delta, confidence):
+        seen.append((list(scores), list(member), delta, confidence))
+        return gdp_mean_shift(scores, member, delta, confidence)
+
+    def quick(scores, member, delta, confidence):
+        sought.append((scores, list(member), delta, confidence))
+        return SimpleNamespace(p_value=lambda claim: 0.3 if claim == 1.5 else 0.4)
+
+    place = AuditedClaim("logits", "server", "Y, one release", 1.5, 2.0)
+    scores, member = np.array([1.0, 2.5, 4.0, 0.5, -1.0, 0.0]), np.repeat([True, False], 3)
+    row = held_path(place, "path", bound, scores, member, 3.0, 1e-2, 0.9, "two rows", lambda u: 10 * u, quick)
+    apart = 3.0 / SEEKS - 2.3263479 * np.sqrt((2 + (3.0 / SEEKS) ** 2 / 4) / 3)
+    assert sought[-1][0] == pytest.approx([10 / 6 + apart, 5 + apart, 50 / 6 + apart, 10 / 6, 5, 50 / 6])
+    assert all(given[1:] == ([True] * 3 + [False] * 3, 1e-2, 0.9) for given in sought)
+    assert seen == [
+        ([1.0, 1.0, 1.0, 0.0, 0.0, 0.0], [True] * 3 + [False] * 3, 1e-2, 0.9),
+        (list(scores), list(member), 1e-2, 0.9),
+    ]
+    top = gdp_mean_shift(*(np.array(part) for part in seen[0][:2]), 1e-2, 0.9).epsilon
+    found = gdp_mean_shift(scores, member, 1e-2, 0.9)
+    assert (row.finds, row.tells_at, row.seeks, row.ceiling, row.test) == (0.0, 0.3, SEEKS, top, "path")
+    assert (row.lower_bound, row.p_value, row.confidence, row.delta) == (found.epsilon, found.p_value(1.5), 0.9, 1e-2)
+    assert row.how.startswith(f"two rows; these trials could show at most epsilon = {top:.3g}, and would find no lack ")

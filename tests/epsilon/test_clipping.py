@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from types import SimpleNamespace
 
@@ -303,6 +304,7 @@ def noise_found(sigma, *, spent=None, normal=False, **policy):
 def test_noise_is_what_its_policy_asks_for_by_hand():
     """sigma = 16 over 4 and over 2: a multiplier of 2."""
     assert noise_found(16.0, noise_multiplier=2.0) == [None]
+    assert noise_found(16.0, noise_multiplier=2.0 * (1 + SLACK)) == [None], "exactly as much as a search may lack"
     assert noise_found(16.0, noise_multiplier=4.0) == [2.0], "half of it is lacking"
     asked = []
 
@@ -518,3 +520,155 @@ def test_pixels_are_held_against_their_range_and_rows_against_c():
         assert broken.factor == pytest.approx(factor)
     (broken,) = FieldTest._bounded(of_field([], C=None), "row", numbers, torch.float64)
     assert broken.factor == pytest.approx(13.0)
+
+
+def test_a_row_may_be_exactly_as_long_as_rounding_allows():
+    field = of_field([], C=2.0, _rounding=lambda leaf, dtype, path: 0.5)
+    rows = [torch.tensor([[3.0, 0.0]]).double(), torch.tensor([[0.0, 3.0], [0.0, 3.25]]).double()]
+    assert FieldTest._bounded(field, "row", rows[:1], torch.float64) == []
+    (broken,) = FieldTest._bounded(field, "row", rows, torch.float64)
+    assert (broken.factor, broken.words) == (1.625, "row (float64) leave 1.625 times as long as C")
+
+
+def test_without_noise_rounding_is_that_of_the_row_alone():
+    field = of_field([], ready=lambda: SimpleNamespace(sigmas=[], grid=None))
+    assert FieldTest._rounding(field, torch.zeros(6, 4), torch.float32, True) * 2**23 == pytest.approx(4)
+
+
+def test_a_field_of_a_single_number_has_values_too():
+    made = dict(FieldTest._values(of_field([torch.zeros(())], C=2.0)))
+    assert {name: float(leaf.abs()) for name, (leaf,) in made.items()} == pytest.approx(
+        {
+            "rows 10 C long": 20.0,
+            "rows 0.1 C long": 0.2,
+            "rows 1 C long": 2.0,
+            "rows of both signs": 20.0,
+            "one row or number alone": 20.0,
+            "one coordinate of each row": 20.0,
+        }
+    )
+
+
+def test_each_field_of_each_kind_is_audited_with_all_its_releases(monkeypatch):
+    """Kinds by name, fields as they come. Private training is left to its repetition; the seconds are kept."""
+    asked, saved, clock = [], [], iter([10.0, 12.5, 20.0, 21.0])
+    policies = {"logits": None, clipping.TRAINING: None, "embeddings": None}
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies=policies), folder="folder", record=SimpleNamespace(transcript_digest="digest")
+    )
+
+    def released(run, kind, clients):
+        asked.append((kind, clients))
+        return iter([SimpleNamespace(where=f"{kind}.{name}") for name in ("a", "b", "a")])
+
+    monkeypatch.setattr(clipping, "closed_run", lambda *of: run)
+    monkeypatch.setattr(clipping, "compute", lambda world: contextlib.nullcontext())
+    monkeypatch.setattr(clipping, "released_fields", released)
+    monkeypatch.setattr(clipping, "_audit_field", lambda run, of, level: (of[0].where, len(of), level))
+    monkeypatch.setattr(clipping, "save_audits", lambda *of: saved.append(of))
+    monkeypatch.setattr(clipping, "time", SimpleNamespace(perf_counter=clock.__next__))
+    found = audit_clipping("folder", clients=[3], confidence=0.9)
+    wanted = [("embeddings.a", 2), ("embeddings.b", 1), ("logits.a", 2), ("logits.b", 1)]
+    assert found == [(*one, 0.9) for one in wanted]
+    assert asked == [("embeddings", [3]), ("logits", [3])]
+    assert saved == [("folder", "digest", found, 2.5)]
+    assert audit_clipping("folder", kinds=["logits"]) == [("logits.a", 2, 0.95), ("logits.b", 1, 0.95)]
+    assert (asked[2:], saved[1][3]) == ([("logits", None)], 1.0)
+
+
+class Holder:
+    """Stands in for a client of five records of two classes, whose class means nobody clips."""
+
+    y = torch.tensor([1, 0, 1, 1, 0])
+
+    def __init__(self):
+        self.asked = []
+
+    def __len__(self):
+        return 5
+
+    def class_means(self, rows, kind):
+        self.asked.append((rows, kind))
+        return {c: rows[self.y == c].mean(0) for c in (0, 1)}
+
+    def context(self, *of):
+        return of
+
+
+@pytest.mark.parametrize(("power", "entry"), [(2, 1.5), (1, 0.75)])
+def test_class_means_that_nobody_clips_are_too_long_and_move_too_far(power, entry):
+    """C = 3 and four numbers in a row. Three records are of the first one's class: turned and 10 times as long, it
+    moves the mean by 11 / 3 of its length, where 2 C / 3 is allowed."""
+    client = Holder()
+    field = of_field([torch.zeros(4), torch.zeros(2)], power=power, client=client)
+    field.world = SimpleNamespace(device=torch.device("cpu"))
+    found = [(count, [(b.words, b.factor) for b in broken]) for count, broken in FieldTest._means(field)]
+    assert [count for count, _ in found] == [1] * 6
+    assert [len(broken) for _, broken in found[1:3]] == [2, 1]
+    assert found[1][1][0] == (
+        "class means of rows of one direction 10 C long (float32) leave 10 times as long as C",
+        pytest.approx(10.0),
+    )
+    assert found[2][1] == [("one record moves a class mean by 55 times 2 C / N_c", pytest.approx(55.0))]
+    assert found[3:] == [(1, [])] * 3, "0.1 C is within all bounds: 0.3 x 11 / 3 is less than 2"
+    assert {kind for _, kind in client.asked} == {"embeddings"}
+    for (random, _), (along, _), (before, _), (turned, _), length in (
+        (*client.asked[:4], 10.0), (*client.asked[4:], 0.1),
+    ):  # fmt: skip
+        assert FieldTest._lengths(field, random).tolist() == pytest.approx([3 * length] * 5, rel=1e-5)
+        assert along.tolist() == before.tolist() == [pytest.approx([entry * length] * 4)] * 5
+        assert turned[0].tolist() == pytest.approx([-10 * entry * length] * 4)
+        assert torch.equal(turned[1:], before[1:])
+
+
+@pytest.mark.parametrize(("share", "held"), [(1 + 1e-4, True), (1 + 1.1e-4, False)])
+def test_a_class_mean_may_move_by_exactly_what_is_allowed_and_rounding(share, held):
+    """2 C / 3 is 2. A turned record begins with a negative number."""
+
+    def by_class(rows):
+        return {1: torch.tensor([2 * share if rows[0, 0] < 0 else 0.0], dtype=torch.float64)}
+
+    field = of_field([torch.zeros(4)], power=1, client=Holder(), _by_class=by_class)
+    found = list(FieldTest._means(field))
+    assert [len(broken) for _, broken in found] == [0, 0, not held] * 2
+
+
+@pytest.mark.parametrize(("leaves", "as_it_was"), [(2, True), (3, False)])
+def test_class_means_have_the_form_of_the_field_if_it_has_as_many(leaves, as_it_was, monkeypatch):
+    client, asked = Holder(), []
+    monkeypatch.setattr(clipping, "prepare", lambda *of: asked.append(of) or "ready")
+    monkeypatch.setattr(clipping, "rebuilt", lambda template, made: (template, list(made)))
+    field = of_field([torch.zeros(2)] * leaves, client=client, template="template")
+    field.world, field.release.where = SimpleNamespace(device=torch.device("cpu")), "Y.means"
+    assert FieldTest._prepared_means(field, torch.arange(10.0).view(5, 2)) == "ready"
+    ((value, *rest),) = asked
+    means = value[1] if as_it_was else list(value.values())
+    assert [m.tolist() for m in means] == [[5.0, 6.0], [pytest.approx(10 / 3), pytest.approx(13 / 3)]]
+    assert value[0] == "template" if as_it_was else list(value) == [0, 1]
+    assert rest == ["Y.means", field.release.declared, field.release.policy, (clipping.TEST,)]
+
+
+@pytest.mark.parametrize(
+    ("spent", "lacking"), [(2.0, None), (2.0001, None), (2 * (1 + SLACK), None), (2.0003, 1.0002), (9.0, 1.0002)]
+)
+def test_noise_that_is_not_normal_may_spend_a_little_more_than_its_epsilon(spent, lacking):
+    """How much is lacking is not told by what is spent: only that something is."""
+    assert noise_found(8.0, spent=lambda multiplier, delta: spent, epsilon=2.0) == [lacking]
+
+
+def test_each_deviation_has_a_sensitivity_of_its_own():
+    """8 and 4, drawn with 4 per unit, are multipliers of 1 and 1/2 of a sensitivity of 2."""
+
+    def lacking(*needed):
+        of = SimpleNamespace(
+            release=SimpleNamespace(policy=SimpleNamespace(delta=1e-3, noise_multiplier=1.0), how=None),
+            ready=lambda: SimpleNamespace(sigmas=[8.0, 4.0], deviation=4.0),
+            client=SimpleNamespace(_context=SimpleNamespace(n=50)),
+            _sensitivities=lambda ready: needed,
+        )
+        return [[b.factor for b in broken] for _, broken in FieldTest._noise(of)]
+
+    assert lacking(2.0, 2.0) == [[], [2.0]]
+    assert lacking(4.0, 1.0) == [[2.0], []]
+    with pytest.raises(ValueError, match="shorter"):
+        lacking(2.0)

@@ -69,6 +69,7 @@ def test_over_thresholds_it_is_at_most_as_sure_as_it_says():
 def test_counts_of_all_records_on_both_sides_say_nothing_against_any_claim():
     """All of 5 and all of 7: both rates are 1, nothing deviates, and the excess is none, without a division by 0."""
     assert excess_p(5, 7, 5, 7, 0.0, 0.0) == 1
+    assert excess_p(50, 25, 100, 50, 0.0, 0.0) == 1, "exactly what the claim allows is no excess"
     assert claim_p(5, 7, 5, 7, 0.0, 0.0) == 1
 
 
@@ -115,7 +116,13 @@ def test_an_excess_of_unequal_classes_is_the_sum_over_all_pairs(x, y, n1, n0, ep
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "n1", "n0", "epsilon", "delta"), [(80, 200, 200, 1200, 0.5, 1e-3), (17, 217, 20, 300, 0.1, 0.0)]
+    ("x", "y", "n1", "n0", "epsilon", "delta"),
+    [
+        (80, 200, 200, 1200, 0.5, 1e-3),
+        (17, 217, 20, 300, 0.1, 0.0),
+        (49, 1915, 50, 2000, 0.01, 0.0),
+        (498, 1925, 500, 2000, 0.0, 1e-3),
+    ],
 )
 def test_many_records_are_summed_up_only_where_they_lie(x, y, n1, n0, epsilon, delta):
     """Of 1,200 and 300 non-members those counts are looked at that lie within nine deviations: nothing is lost. The
@@ -152,3 +159,10 @@ def test_a_score_is_the_excess_over_its_deviation_by_hand(epsilon, delta):
         by_hand = (x / n1 - ratio * y / n0 - delta) / math.sqrt(variance + 1e-300)
         found = _score(np.array([float(x)]), np.array([float(y)]), n1, n0, ratio, delta)
         assert found[0] == pytest.approx(by_hand, rel=1e-9)
+
+
+def test_scores_that_are_equal_but_for_rounding_count_alike():
+    """3 of 3 against 1 of 3 and 2 of 3 against none both have a score of sqrt(3), whose last digits differ."""
+    seen = _score(np.array([3.0]), np.array([1.0]), 3, 3, 1.0, 0.0)[0]
+    assert seen == pytest.approx(math.sqrt(3))
+    assert _least_counts(np.arange(4.0), seen, 3, 3, 1.0, 0.0).tolist() == [2, 3, 4, 4]

@@ -368,6 +368,28 @@ def test_the_shift_is_the_same_by_its_series_and_by_its_integral():
             assert eps._shift_p(0.3, t, n, n) == pytest.approx(wanted, rel=1e-7)
 
 
+@pytest.mark.parametrize("n1", [1, 2, 3])
+def test_the_shift_of_four_scores_by_hand(n1):
+    """With 2 degrees of freedom P[T >= t] = 1/2 - t / (2 sqrt(2 + t^2))."""
+    for t in (-3.0, 0.0, 1.0, 12.0):
+        assert eps._shift_p(0.0, t, n1, 4 - n1) == pytest.approx(0.5 - t / (2 * math.sqrt(2 + t**2)), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("mu", "t", "n", "series"),
+    [
+        (29.9, 29.9, 2, True), (29.9, -29.9, 2, True), (29.9, 30.0, 2, False), (29.9, -30.0, 2, False),
+        (30.0, 29.9, 2, False), (0.1, 1.0, 50, True), (0.1, 1.0, 51, False),
+    ],
+)  # fmt: skip
+def test_the_series_serves_below_thirty_and_below_a_hundred_degrees(mu, t, n, series, monkeypatch):
+    asked = []
+    monkeypatch.setattr(eps, "nctdtr", lambda *given: asked.append(given) or 0.125)
+    found = eps._shift_p(mu, t, n, n)
+    assert (found == 0.875) is series
+    assert asked == ([(2 * n - 2, pytest.approx(mu * math.sqrt(n / 2)), t)] if series else [])
+
+
 def test_a_shift_has_a_little_to_spare():
     """p-values are 2 % larger than they are, so that counted errors lie below 5 %."""
     scores, member = shifted(200, 0.3, 0)
@@ -717,6 +739,12 @@ def test_edges_and_levels_are_found_where_they_are():
     assert eps._least_level(lambda a: True) == pytest.approx(1e-15, rel=1e-8)
 
 
+def test_where_nothing_is_refuted_one_look_is_enough():
+    looked = []
+    assert eps._edge(lambda x: bool(looked.append(x))) == 0.0
+    assert looked == [0.0]
+
+
 def test_a_p_value_is_kept_between_the_smallest_and_one():
     for p, wanted in ((3.0, 1.0), (0.25, 0.25), (1e-40, 1e-15)):
         bound = eps.Bound(1.5, 0.1, 0.9, 7, "m", "a", {"b": 1}, lambda e, p=p: p)
@@ -824,3 +852,38 @@ def test_the_number_of_guesses_by_trying_all_shares(claim, steps):
     ]
     found = max(fits[0] or fits[1] or tried, key=lambda made: means[made])
     assert eps.best_guesses(canaries, claim, delta, confidence, steps) == found
+
+
+@pytest.mark.parametrize(
+    ("means", "chosen"),
+    [
+        # A fifth of the truth is found: nine tenths of it have to be left, which only 50 and 42 leave.
+        ({13: 0.2, 100: 0.1, 70: 0.17, 60: 0.17, 50: 0.19, 42: 0.185}, 50),
+        # Less than a fifth: whatever is left is enough. Of equal ones it is the fewest guesses.
+        ({13: 0.199, 100: 0.1, 70: 0.17, 60: 0.17, 50: 0.19, 42: 0.185}, 60),
+        # Exactly nine tenths are enough, at exactly as many guesses as are wanted.
+        ({13: 1.0, 60: 0.9, 50: 0.95}, 60),
+        ({13: 1.0, 60: 0.89, 50: 0.95, 30: 0.95, 25: 0.99}, 30),
+        # Nobody who could refute leaves so much: the best of all, and of equal ones the fewest.
+        ({13: 1.0, 9: 1.0, 60: 0.89, 50: 0.89, 30: 0.89, 25: 0.99}, 9),
+    ],
+)
+def test_which_number_of_guesses_is_worth_it(means, chosen, monkeypatch):
+    """Sixty guesses refute if nine of ten are right, and 30 if all are; the bounds in the mean are made up."""
+    asked = []
+
+    def mean(canaries, made, truth, delta, confidence, steps):
+        asked.append((canaries, truth, delta, confidence, steps))
+        return means.get(made, 0.05)
+
+    monkeypatch.setattr(eps, "_mean_bound", mean)
+    monkeypatch.setattr(eps, "enough_guesses", lambda canaries, mu, level, right: {0.9: 60, 1.0: 30}[right])
+    assert eps.best_guesses.__wrapped__(100, 0.5, 1e-2, 0.9, 2) == chosen
+    assert set(asked) == {(100, 1.0, 1e-2, 0.9, 2)}
+
+
+def test_scores_above_and_at_a_threshold_are_counted():
+    """A strict threshold counts what is above it; another one counts what is equal, too."""
+    scores, t = np.array([1.0, 2.0, 2.0, 5.0, 7.0]), np.array([2.0, 2.0, 5.0, 0.0, 8.0, 8.0, 7.0])
+    strict = np.array([True, False, False, True, False, True, False])
+    assert eps._positives(scores, t, strict).tolist() == [2, 4, 2, 5, 0, 0, 1]

@@ -10,7 +10,7 @@ from scipy import special, stats
 
 from fedaudit.epsilon import noise_tests
 from fedaudit.epsilon.noise_tests import Finding, Residual, examine, residual
-from fedaudit.epsilon.rounded_noise import RoundedScale
+from fedaudit.epsilon.rounded_noise import Rounded, RoundedScale
 from fedaudit.errors import ContractError
 
 LEVELS = np.arange(256) / 127.5 - 1
@@ -258,6 +258,7 @@ def finding_of(*p: float) -> Finding:
     [
         ((0.02, 0.5, 0.01, 0.9), "test 0"),  # three others share what the first has for itself: 0.02 <= 3 x 0.01
         ((0.031, 0.5, 0.01, 0.9), "test 2"),
+        ((0.5, 0.25, 0.9), "test 0"),  # exactly its share
         ((0.5, 0.6), "test 0"),
         ((0.6, 0.5), "test 1"),
     ],
@@ -469,6 +470,19 @@ def test_bare_numbers_of_rounded_releases_by_hand(monkeypatch):
     assert noise_tests._bare_cells([outside.sizes]) == 1.0
 
 
+def test_a_bare_number_lies_from_its_cells_lower_edge_to_below_the_upper_one(monkeypatch):
+    """Five cells with edges at 0, 1, 2 and 3. A number at the edge 1 or 2 is bare in the cell above it alone."""
+    asked = []
+    monkeypatch.setattr(noise_tests.noise_values, "so_many", lambda hits, chances: asked.append((hits, chances)) or 0.5)
+    edges = np.array([-np.inf, 0.0, 1.0, 2.0, 3.0, np.inf])
+    clean = np.array([[1.0, 1.0, 2.0, 1.5, 0.5, 2.5, 0.5]])
+    arrived = np.array([[2, 1, 2, 2, 2, 3, 1]])
+    low, high = edges[arrived] - clean, edges[arrived + 1] - clean
+    assert noise_tests._bare_cells([Rounded(low, high, clean, edges)]) == 0.5
+    assert asked[0][0] == 4  # at 1 and in [1, 2); 1.5, 2.5 and 0.5 in their own
+    assert asked[0][1].shape == (7,)
+
+
 def test_single_values_are_spread_over_their_own_grain(monkeypatch):
     rng, asked = np.random.default_rng(3), {}
     for name, result in (("repeated", 0.1), ("bare", 0.2), ("grid", 0.3), ("elsewhere", 0.4)):
@@ -546,3 +560,34 @@ def test_many_releases_are_compared_one_in_some_on_their_first_numbers(monkeypat
     assert same.p < 1e-10
     nothing = [replace(r, z=np.zeros((1, 8))) for r in residuals[:2]]
     assert noise_tests._reused(nothing).p == 1.0
+
+
+def test_every_pair_of_releases_is_compared_on_all_that_both_have():
+    """By loops. Two releases of nothing tell nothing, and do not hide the pair that was drawn alike. The pair differs
+    from the fourth number on, which the shortest release has not."""
+    rng = np.random.default_rng(4)
+    drawn = rng.normal(size=9)
+    alike = np.r_[rng.normal(size=3), drawn[3:] + 0.2 * rng.normal(size=6)]
+    values = [np.zeros(5), rng.normal(size=3), drawn, np.zeros(4), alike]
+    residuals = [Residual(i, 1, "E", z.reshape(1, -1), np.zeros((1, len(z)))) for i, z in enumerate(values)]
+    found = noise_tests._reused(residuals)
+    each = {}
+    for i, a in enumerate(values):
+        for j, b in enumerate(values[:i]):
+            m = min(len(a), len(b))
+            if a[:m].any() or b[:m].any():
+                f = ((a[:m] - b[:m]) ** 2).sum() / ((a[:m] + b[:m]) ** 2).sum()
+                each[j, i] = 2 * min(stats.f.cdf(f, m, m), stats.f.sf(f, m, m))
+    assert min(each, key=each.get) == (2, 4)
+    assert each[2, 4] * 10 < 0.9
+    assert found.p == pytest.approx(each[2, 4] * 10)
+    assert found.worst == "E of client 2 in round 1 and E of client 4 in round 1"
+
+
+def test_the_upper_tail_of_f_by_hand():
+    """With one degree on either side P[F > f] = 1 - 2 / pi atan(sqrt(f)): a third at 3. Nothing is no evidence."""
+    assert noise_tests._f_upper(3.0, 1, 1.0, 1) == pytest.approx(1 / 3)
+    assert noise_tests._f_upper(2.0, 3, 4.0, 5) == pytest.approx(stats.f.sf((2 / 3) / (4 / 5), 3, 5))
+    assert noise_tests._f_upper(2.0, 0, 4.0, 5) == noise_tests._f_upper(2.0, 3, 4.0, 0) == 1.0
+    assert noise_tests._f_upper(0.0, 3, 0.0, 5) == noise_tests._f_upper(0.0, 3, 4.0, 5) == 1.0
+    assert noise_tests._f_upper(2.0, 3, 0.0, 5) == 0.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -202,6 +204,8 @@ def test_bare_numbers_by_their_own_grain():
     assert values.bare(np.array([0.1, 0.019]), 0.01) == 1.0  # one is no more than one too many
     assert values.so_many(3, np.array([0.1, 0.3])) == pytest.approx(0.0)
     assert values.so_many(2, np.array([0.5, 0.25, 0.3])) == 1.0
+    assert values.so_many(2, np.array([0.5, 0.5])) == 1.0, "exactly one more than are expected says nothing"
+    assert values.so_many(3, np.full(4, 0.25)) == pytest.approx(4 * 0.75 / 64 + 1 / 256)
 
 
 def test_a_grid_by_the_sum_of_phases():
@@ -216,6 +220,7 @@ def test_a_grid_by_the_sum_of_phases():
     assert 1e-12 < p < 0.1
     assert values.grid(z) == pytest.approx(p, rel=1e-6)
     assert values.grid(np.zeros(19)) == 1.0
+    assert values.grid(np.append(z, [8.0, -8.0])) == values.grid(z), "the ends are outside"
     assert values.grid(np.zeros(20)) == pytest.approx((2**16 - 20) * np.exp(-20))
 
 
@@ -309,3 +314,18 @@ def test_the_statistic_of_anderson_and_darling_by_its_sum():
     assert 0 < wanted < 1
     assert values.distribution(z) == pytest.approx(wanted, rel=1e-9)
     assert values.distribution(stats.norm.ppf((np.arange(30) + 0.5) / 30)) == 1.0
+
+
+def test_pairs_of_numbers_have_one_distance():
+    """Six blocks of two equal numbers, and one of a single number: sum 6, weight 6, Hoeffding 2 e^-3."""
+    p, lag = values.lags([np.ones(2)] * 6 + [np.full(1, 9.0)])
+    assert (p, lag) == (pytest.approx(2 * math.exp(-3)), 1)
+    assert values.lags([np.full(1, 9.0)]) == (1.0, 0)
+
+
+def test_the_place_with_the_least_noise_counts_and_not_a_place_of_quiet_neighbours():
+    """Three releases of two parts: `a` has one entry next to nothing and one that is large, `b` has two usual ones."""
+    blocks = [("a", np.array([[0.01, 3.0]])), ("b", np.array([[1.0, -1.0]]))] * 3
+    p, where = values.coordinate(blocks)
+    assert p == pytest.approx(4 * stats.chi2.cdf(3e-4, 3))
+    assert where == "entry 0 of a: x 0.01"

@@ -98,6 +98,14 @@ def differences(*, policy=None, row_delta=1e-5, made=((4, 0.1), (5, 0.2)), **num
         ({"sample_rate": 0.3}, []),
         ({"sample_rate": 0.2 * (1 - 1e-10)}, []),  # rounding
         ({"sample_rate": 0.2 * (1 - 1e-8)}, ["a sample rate of 0.2, and it was 0.2"]),
+        ({"sample_rate": 0.2 * (1 - 1e-9)}, []),  # exactly as much as rounding may take
+        ({"noise_multiplier": 3.0 * (1 + 1e-6) / 2}, []),
+        ({"noise_multiplier": 1.5 * (1 - 1e-9)}, []),
+        ({"delta": 1e-5 * (1 + 1e-9), "row_delta": 1e-5 * (1 + 1e-9)}, []),
+        ({"sigma": 3.0 * (1 - 5e-7)}, []),
+        ({"sigma": 3.0 * (1 - 2e-6)}, ["a noise multiplier of 1.5, and its sigma is 3"]),
+        ({"clip": 2.0 * (1 + 5e-10)}, []),
+        ({"clip": 2.0 * (1 + 1.5e-9)}, ["a clipping norm of 2, and the policy's is 2"]),
         ({"steps": 4}, ["8 steps, and 9 were made"]),
         ({"sample_rate": 0.15}, ["a sample rate of 0.15, and it was 0.2"]),
         ({"clip": 1.0}, ["a clipping norm of 1, and the policy's is 2"]),
@@ -139,3 +147,53 @@ def test_of_several_wrong_clients_the_one_that_costs_most_is_named(monkeypatch):
     assert "the ledger of client 1 says epsilon = 2, and what was done costs 9" in str(vars(found))
     assert counted_again(run, [made[2]]) is None
     assert counted_again(run, [made[0], made[3]]).epsilon == 5.0, "equal events are added up"
+
+
+@pytest.mark.parametrize(("policies", "delta"), [(("training",), 1e-3), (("training", "logits"), 2e-5)])
+def test_what_was_done_is_composed_by_client_at_the_ledgers_delta(policies, delta, monkeypatch):
+    """Client 4 made two trainings alike and one of another size. Client 6 made none, and client 8 said enough."""
+    asked = []
+
+    def compose(events, at, *, compare):
+        asked.append(([(e.noise_multiplier, e.sample_rate, e.count) for e in events], at, compare))
+        return SimpleNamespace(epsilon_of_record=3.0)
+
+    monkeypatch.setattr(recount, "compose", compose)
+    monkeypatch.setattr(
+        recount, "_differences", lambda row, mine, policy, delta: [f"{len(mine)} at {delta:g}"][row.n :]
+    )
+    policy = SimpleNamespace(clip=2.0, delta_for=lambda n: 1e-3)
+    ledger = [
+        SimpleNamespace(client=k, n=n, delta=2e-5, by_kind=said)
+        for k, n, said in ((4, 0, {"training": 2.9}), (6, 0, {}), (8, 1, {"training": 3.0}), (9, 1, {}))
+    ]
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies=dict.fromkeys(policies, policy)), record=SimpleNamespace(ledger=ledger)
+    )
+    made = [
+        SimpleNamespace(client=k, sigma=sigma, q=q, steps=steps)
+        for k, sigma, q, steps in ((4, 4.0, 0.1, 5), (8, 6.0, 0.2, 7), (4, 4.0, 0.1, 6), (4, 5.0, 0.1, 3))
+    ]
+    found = counted_again(run, made)
+    assert asked == [([(2.0, 0.1, 11), (2.5, 0.1, 3)], delta, False), ([(3.0, 0.2, 7)], delta, False)]
+    words = f"3 at {delta:g}; epsilon = 2.9, and what was done costs 3"
+    assert (found.words, found.epsilon) == (f"the ledger of client 4 says {words}", 3.0)
+    assert counted_again(run, made[1:2]) is None
+
+
+@pytest.mark.parametrize("said", [0.0, 0.5, 100.0])
+def test_an_epsilon_may_be_larger_by_rounding(said, monkeypatch):
+    """By a share of what was said, and by as much again."""
+    limit = said * (1 + recount.CLOSE) + recount.CLOSE
+    monkeypatch.setattr(recount, "_differences", lambda *of: [])
+    row = SimpleNamespace(client=0, n=9, delta=1e-5, by_kind={"training": said})
+    policy = SimpleNamespace(clip=None, delta_for=lambda n: 1e-5)
+    run = SimpleNamespace(
+        world=SimpleNamespace(policies={"training": policy}), record=SimpleNamespace(ledger=[row])
+    )  # fmt: skip
+    made = [SimpleNamespace(client=0, sigma=1.0, q=0.1, steps=2)]
+    for epsilon, wrong in ((said, False), (limit, False), (limit + recount.CLOSE / 10, True)):
+        monkeypatch.setattr(
+            recount, "compose", lambda *of, epsilon=epsilon, **how: SimpleNamespace(epsilon_of_record=epsilon)
+        )
+        assert (counted_again(run, made) is not None) is wrong

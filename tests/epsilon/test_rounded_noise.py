@@ -169,6 +169,14 @@ def test_next_to_no_noise_is_at_the_end_of_the_grid():
     assert 0.01 < high < 0.02
 
 
+@pytest.mark.parametrize("off", [0.99, 1.01])
+def test_the_likeliest_scale_is_looked_for_on_either_side_of_the_nearest_of_the_grid(off):
+    wanted = 0.01 * 400 ** (150 / 199) * off
+    values = stats.norm.ppf((np.arange(60) + 0.5) / 60)
+    values *= wanted / np.sqrt((values**2).mean())
+    assert RoundedScale([fine(values)]).scale == pytest.approx(wanted, rel=1e-3)
+
+
 def test_the_likeliest_scale_lies_between_two_of_the_grid():
     """Numbers of mean square 1.7^2 exactly, in narrow cells: log L = -n log s - n 1.7^2 / (2 s^2) is largest there."""
     values = stats.norm.ppf((np.arange(400) + 0.5) / 400)

@@ -315,7 +315,7 @@ def unpacked(blob: bytes, spans: Spans, device: torch.device) -> list[Tensor]:
         whole = torch.frombuffer(memoryview(blob)[start:], dtype=torch.uint8).to(device)
     found = [_empty(spans[i], device) for i in range(len(spans))]
     by_type: dict[str, list[int]] = {}  # the tensors of one type lie together
-    for i in sorted((i for i in spans if spans[i][3] > spans[i][2]), key=lambda i: spans[i][2]):
+    for i in sorted((i for i in spans if spans[i][3] > spans[i][2]), key=lambda i: spans[i][2:]):
         by_type.setdefault(spans[i][0], []).append(i)
     for name, group in by_type.items():
         begin, end, dtype = spans[group[0]][2] - start, spans[group[-1]][3] - start, _DTYPES[name]

@@ -333,7 +333,7 @@ class Covered:
 
         A default in a class is read when the file is imported, before any test: the page of all settings has it too. A
         class without any function is run through by no test that uses it: those of its file are tried. So are all tests
-        in the file that is named after it, some of which only read the default.
+        in the file that is named after it, some of which only read the default: after those that run through the line.
         """
         found = self._of(edit.file, (edit.line, edit.line))
         if edit.where == "module":  # run by whichever test imports the file first, and used by all of them
@@ -341,7 +341,9 @@ class Covered:
         if not found or edit.kind in ("another default", "another argument"):
             found += [test for test in self._of(edit.file, edit.around) if test not in found]
             found = found or self._of(edit.file, (1, sys.maxsize))
-            found = [*(test for test in self._named_after(edit.file) if test not in found), *found]
+            mine = self._named_after(edit.file)
+            mine = [*(test for test in found if test in mine), *(test for test in mine if test not in found)]
+            found = [*mine, *(test for test in found if test not in mine)]
             found = [ATTACKS, *found] if edit.file.startswith("attacks/") else found
             found += [SETTINGS] if found and SETTINGS not in found else []
             found = [CHANGING, *found] if edit.text in ("True", "False") else found
