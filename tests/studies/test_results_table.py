@@ -583,3 +583,34 @@ def test_the_files_of_the_pages_are_of_the_kept_records() -> None:
     ends = sorted(row["own"] for row in rows)
     kept = last("fedfree_fmnist", "clients_on_own", "mean", ("fedfree", "fedavg", "local"))
     assert ends == pytest.approx(kept, abs=1e-6)
+
+
+def a_timed_run(**other: Any) -> dict[str, Any]:
+    run = {"paper": "P", "item": "Table 7", "row": "a method", "rounds": 21, "rounds_s": [40.0, 10.0, 14.0]}
+    return {**run, "beside": 3, "commit": "c0ffee", **other}
+
+
+def test_a_forecast_by_hand() -> None:
+    """40 s and 20 rounds of 12 s are 280 s, or 4.67 minutes: not 21 rounds of 12, nor 21 of the mean of all."""
+    assert TABLE.timed(a_timed_run()) == ["P", "Table 7", "a method", "40", "12", "21", "5", "3", "c0ffee", ""]
+    assert TABLE.forecast(a_timed_run(rounds=101)) == "21", "1,240 s; 101 rounds of 12 s would be 20 minutes"
+    assert TABLE.forecast(a_timed_run(rounds_s=[40.0, 10.0])) == "4"
+
+
+def test_runs_without_a_later_round_have_no_forecast() -> None:
+    one = TABLE.timed(a_timed_run(rounds_s=[40.4], beside=0, note="it ended"))
+    assert one[3:] == ["40", "-", "21", "-", "alone", "c0ffee", "it ended"]
+    none = TABLE.timed(a_timed_run(rounds_s=[], waited_s=219))
+    assert none[3:7] == ["not ended after 219", "-", "21", "-"]
+
+
+def test_rows_that_were_not_run_are_timed() -> None:
+    """Each cell that says so has a row of its paper and table below, and every row names rounds and a commit."""
+    told = tomllib.loads(of_study("published.toml").read_text())["cell"]
+    runs = json.loads((STUDIES / "shared" / "records" / "not_run.json").read_text())["runs"]
+    asked = {(cell["paper"], cell["table"]) for cell in told if "timed below" in cell.get("cost", "")}
+    assert len(asked) == 5
+    for paper, table in asked:
+        assert any(run["paper"] == paper and table in run["item"] for run in runs), f"{paper}, Table {table}"
+    assert all(run["rounds"] and run["commit"] and run["setting"]["method"] for run in runs)
+    assert len({(run["paper"], run["item"], run["row"]) for run in runs}) == len(runs)

@@ -57,6 +57,40 @@ setting.
 """
 
 
+NOT_RUN = """## What was not run, and how long it would take
+
+For rows on CIFAR-10 and Fashion-MNIST that nobody has run, the first rounds were timed on an NVIDIA H200, beside at
+most so many other runs (`records/not_run.json`). A forecast is the first round and as many later ones as the paper has,
+for one seed at that load; alone a run takes less. Rows on CIFAR-100, SVHN, Tiny ImageNet, Food-101 and DomainNet were
+not timed: these data sets are not here.
+"""
+
+
+def forecast(run: dict[str, Any]) -> str:
+    """Return the minutes of all rounds of a paper: the first as it was timed, the others as the later ones were."""
+    first, *later = run["rounds_s"] or [0.0]
+    if not later:
+        return "-"
+    return f"{(first + (run['rounds'] - 1) * statistics.mean(later)) / 60:.0f}"
+
+
+def timed(run: dict[str, Any]) -> list[str]:
+    """Return the row of a run of which some rounds were timed."""
+    first, *later = run["rounds_s"] or [None]
+    said = f"not ended after {run['waited_s']}" if first is None else f"{first:.0f}"
+    then = f"{statistics.mean(later):.0f}" if later else "-"
+    beside = str(run["beside"]) if run["beside"] else "alone"
+    cells = [run["paper"], run["item"], run["row"], said, then, str(run["rounds"]), forecast(run), beside]
+    return [*cells, run["commit"], run.get("note", "")]
+
+
+def not_run() -> list[str]:
+    """Return the table of what was not run, from the rounds that were timed."""
+    head = ["paper", "table or figure", "row", "first round, s", "later ones, s", "rounds", "minutes a seed"]
+    runs = json.loads((HERE / "records" / "not_run.json").read_text())["runs"]
+    return [*NOT_RUN.splitlines(), "", *lines([*head, "beside", "commit", ""], list(map(timed, runs))), ""]
+
+
 def read(name: str) -> dict[str, Any]:
     """Return a kept record by its name, `STUDY/RUN`; which folder of studies keeps it, its name tells."""
     found: dict[str, Any] = json.loads(record_at(name).read_text())
@@ -383,7 +417,7 @@ def markdown() -> str:
     ]
     pairs = ["paper", "table", "published order", "published", "ours, first", "ours, second", "verdict"]
     pages = [f"- [{path.stem}]({path.name})" for path in sorted(RESULTS.glob("*.md")) if path != README]
-    tables = [*lines(head, [row(cell) for cell in told["cell"]]), "", "## Orders", ""]
+    tables = [*lines(head, [row(cell) for cell in told["cell"]]), "", *not_run(), "## Orders", ""]
     tables += [*lines(pairs, [ordered(order, cells) for order in told["order"]]), "", "## Pages", "", *pages]
     runs = RUNS.format(whole=sum(map(whole, told["cell"])), tried=sum("records" in cell for cell in told["cell"]))
     return "\n".join([HEAD, *coverage(), *runs.splitlines(), "", *tables]) + "\n"

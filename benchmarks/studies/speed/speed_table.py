@@ -11,18 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEAD = [
-    "line",
-    "carried out",
-    "floor, s",
-    "a round, s",
-    "times",
-    "clients, s",
-    "times",
-    "server, s",
-    "times",
-    "first round, s",
-]
+HEAD = ["line", "carried out", "floor, s", "a round, s", "times", "clients, s", "times", "server, s", "times"]
+HEAD += ["first round, s", "commit"]
 
 
 def rows(folder: Path) -> list[str]:
@@ -36,18 +26,38 @@ def rows(folder: Path) -> list[str]:
                 cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
                 floor = figures.get("floor_s", {}).get(values["precision"])
                 cells = ["" if floor is None else f"{floor:.3f}", *cells]
-                found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}"])
+                found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}", figures["commit"]])
             elif isinstance(values, dict) and "times" in values:
                 seconds, times, first = values["s"], values["times"], values["first_s"]
                 floor = f"{values['floor_s']:.3f}" if "floor_s" in values else ""
-                found.append([path.stem, way, floor, f"{seconds:.2f}", f"{times:.1f}", "", "", "", "", f"{first:.1f}"])
+                found.append(
+                    [
+                        path.stem,
+                        way,
+                        floor,
+                        f"{seconds:.2f}",
+                        f"{times:.1f}",
+                        "",
+                        "",
+                        "",
+                        "",
+                        f"{first:.1f}",
+                        figures["commit"],
+                    ]
+                )
     return ["| " + " | ".join(cells) + " |" for cells in found]
 
 
 # What was aimed at: in words, how many times as fast, the line, which of its figures, and which ways it was run.
 GOALS = [
     ("FedAvg, ConvNet, a round", 6, "fedavg", "round_times", ("stacked_tf32_compiled", "stacked_tf32", "stacked")),
-    ("`fedfree_cnn`, B = 10, a round", 12, "fedfree_cnn", "round_times", ("stacked", "stacked_tf32")),
+    (
+        "`fedfree_cnn`, B = 10, a round",
+        12,
+        "fedfree_cnn",
+        "round_times",
+        ("stacked", "stacked_tf32", "stacked_tf32_compiled"),
+    ),
     ("the same, the clients' training alone", 12, "fedfree_cnn", "clients_times", ("stacked", "stacked_tf32")),
     ("DFRD's server", 4, "dfrd", "server_times", ("stacked_tf32", "stacked")),
     ("DFFKE, a round", 4, "dffke", "round_times", ("stacked_tf32", "stacked")),
