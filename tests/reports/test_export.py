@@ -176,6 +176,7 @@ def test_a_store_of_files_is_refused_before_mlflow_does(folder, tmp_path):
         export(folder, "mlflow", tmp_path / "store")
 
 
+@pytest.mark.long
 def test_wandb_offline_holds_history_config_and_summary(folder, tmp_path, monkeypatch):
     wandb, ended = pytest.importorskip("wandb"), []
     end = wandb.teardown

@@ -52,8 +52,8 @@ def both_ways(setting: Setting, folder: Path, seeds: tuple[int, ...] = SEEDS) ->
     [
         ("fedavg", {"dropout": 0.2, "quorum": 0.3, "set": {"E": 1, "B": 16}}, [5, 5]),
         ("fedavg", {"model": "cnn_bn@0.5", "set": {"E": 1, "B": 16}}, [6, 6]),
-        ("fedfree", {"set": {"E": 1, "B": 16}, "rounds": 1}, [6]),
-        ("local", {"set": {"E": 1, "B": 16}, "participation": 0.7}, [4, 4]),
+        pytest.param("fedfree", {"set": {"E": 1, "B": 16}, "rounds": 1}, [6], marks=pytest.mark.long),
+        pytest.param("local", {"set": {"E": 1, "B": 16}, "participation": 0.7}, [4, 4], marks=pytest.mark.long),
     ],
     ids=["some drop out", "batch norm", "fedfree", "some take part"],
 )

@@ -407,7 +407,9 @@ def misses(log: list[dict], make: type[TimeLeft] = TimeLeft) -> list[tuple[float
     return found
 
 
-@pytest.mark.parametrize("path", LOGS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", [LOGS[0], *(pytest.param(log, marks=pytest.mark.long) for log in LOGS[1:])], ids=lambda path: path.stem
+)
 def test_the_estimate_is_within_a_factor_of_two(path):
     log = read(path)
     assert log[-1]["event"] == "over"

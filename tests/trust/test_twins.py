@@ -54,7 +54,7 @@ def ran(tiny, tmp_path, request):
 
 
 @pytest.mark.parametrize("engine", ["serial", "stacked", *SLOW])
-@pytest.mark.parametrize("name", ["SgdTwice", "AdamThenPublic"])
+@pytest.mark.parametrize("name", ["SgdTwice", pytest.param("AdamThenPublic", marks=pytest.mark.long)])
 def test_honest_twins_hold_on_every_engine(engine, name, ran):
     record = ran(f"follows:{name}", engine, set={})
     assert (record.twins.clients, record.twins.tasks, record.twins.held) == ([0, 1, 2], 6, 6)

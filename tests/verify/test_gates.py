@@ -34,7 +34,7 @@ def budget(tmp_path):
 # --- fedaudit check ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", ["table", "github", "junit"])
+@pytest.mark.parametrize("format", ["table", "junit", pytest.param("github", marks=pytest.mark.long)])
 def test_check_fails_a_folder_that_contradicts_itself(fedaudit, copy_of, budget, format):
     folder = copy_of("plain")
     assert fedaudit("check", folder, "--budget", budget, "--format", format)[0] == 0
