@@ -539,7 +539,7 @@ def _fdp_refutes(mu: float, tau: float, m: int, r: int, v: int) -> bool:
     return False
 
 
-def _fdp_p(epsilon: float, m: int, r: int, v: int, delta: float, steps: int = 1) -> float:
+def _fdp_p(epsilon: float, m: int, r: int, v: int, delta: float, steps: int) -> float:
     mu = _mu_of(epsilon, delta)
     return _least_level(lambda tau: _fdp_refutes(steps * mu, tau, m, r, v))
 

@@ -423,3 +423,15 @@ def test_samples_are_drawn_by_the_rate_from_the_generator():
     u = torch.rand(50, generator=torch.Generator().manual_seed(4)).tolist()
     assert drawn.tolist() == [i for i, value in enumerate(u) if value < 0.3]
     assert dpsgd._drawn(5, 1.0, torch.Generator().manual_seed(4)).tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("value", [0.29, 0.57, 0.58, 1.1e-5, 2.3e-5, 0.07])
+def test_numbers_of_two_digits_stay_as_they_are(value: float) -> None:
+    """0.29 / 0.01 is 28.999999999999996: rounded down as it stands it would lose a digit."""
+    assert dpsgd._down(value, 2) == pytest.approx(value, rel=1e-9)
+    assert dpsgd._up(value, 2) == pytest.approx(value, rel=1e-9)
+
+
+def test_other_numbers_go_to_the_next_of_two_digits() -> None:
+    assert [dpsgd._down(value, 2) for value in (0.2999, 1.19e-5, 737.0)] == pytest.approx([0.29, 1.1e-5, 730.0])
+    assert [dpsgd._up(value, 2) for value in (0.2901, 1.11e-5, 731.0)] == pytest.approx([0.3, 1.2e-5, 740.0])
