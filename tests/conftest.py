@@ -4,13 +4,15 @@ import gc
 import os
 import platform
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-HELPERS = Path(__file__).parent / "helpers"
+HERE = Path(__file__).parent
+HELPERS = HERE / "helpers"
 # The folders of helpers are on the path: `outside:Class` is found as a user's own module would be.
 sys.path[:0] = [*map(str, sorted(path for path in HELPERS.iterdir() if path.is_dir())), str(HELPERS)]
 
@@ -29,6 +31,68 @@ def pytest_configure(config):
         from other_kernels import installed
 
         installed(KERNELS)
+
+
+# Families of cases that are alike: of these a quick run takes every second one, or every fourth. The others are `long`.
+SOME_OF = {
+    "attack/test_what_tells_nothing.py": {
+        "test_neither_place_nor_file_tells_a_member": 2,
+        "test_what_is_the_same_for_a_whole_client_tells_no_member": 2,
+    },
+    "attacks/test_releases.py": {"test_what_is_learned_of_groups_is_at_chance_if_membership_is": 4},
+    "epsilon/test_lower_bounds.py": {
+        "test_the_number_of_guesses_by_trying_all_shares": 2,
+        "test_verdict_bound_and_p_value_agree": 2,
+    },
+    "epsilon/test_release_path.py": {"test_too_little_noise_is_found_out": 2},
+    "epsilon/test_residuals.py": {"test_noise_bill_and_figures_by_hand_on_every_engine": 2},
+    "flower/test_app.py": {"test_a_recipe_runs_as_it_stands_and_its_row_is_true": 2},
+    "flower/test_in_process_runtime.py": {"test_strategies_run_unchanged": 2},
+    "flower/test_server.py": {"test_every_shape_of_an_app_is_recorded_whole": 2},
+    "methods/test_fedavg.py": {
+        "test_local_steps_stand_in_the_place_of_epochs": 2,
+        "test_local_training_moves_and_mirrors_images_if_it_is_asked_to": 2,
+    },
+    "methods/test_optimiser.py": {"test_every_method_trains_with_it": 2},
+    "methods/test_submodel.py": {"test_a_sub_model_is_the_full_one_with_its_other_units_switched_off": 2},
+    "metrics/test_metric.py": {
+        "test_epsilon_is_infinite_where_plain_models_are_published": 2,
+        "test_a_new_metric_is_read_everywhere": 2,
+    },
+    "privacy/mechanisms/test_discrete.py": {"test_noise_x_09_is_found_and_honest_noise_is_not": 2},
+    "runtime/test_planned_traffic.py": {"test_fedzge_tables_2_and_3": 4},
+    "runtime/test_summands.py": {"test_a_secure_run_is_the_plain_one_within_rounding": 2},
+    "training/test_cuda_graphs.py": {
+        "test_a_recorded_fit_is_the_eager_one_to_the_bit": 2,
+        "test_a_recorded_stack_is_what_each_would_be_alone": 2,
+    },
+    "training/test_kept_steps.py": {
+        "test_a_second_training_records_nothing_and_has_the_bits_of_one_that_records": 2,
+        "test_another_form_is_recorded_anew": 2,
+    },
+    "training/test_side_by_side.py": {"test_each_ends_as_it_would_alone": 2},
+    "training/test_stack.py": {"test_each_ends_as_it_would_alone": 2},
+    "trust/test_billing.py": {"test_what_leaves_unpaid_costs_infinity": 2},
+    "trust/test_roads.py": {
+        "test_honest_code_that_also_sends_protected_counts_stays_finite": 2,
+        "test_what_a_function_inside_fit_puts_somewhere_is_billed": 2,
+    },
+    "verify/test_forgeries.py": {"test_a_forgery_is_named": 2},
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Leave some cases of large families to `make test-all`. Cases that are `slow` or `long` anyway do not count."""
+    seen = Counter()
+    for item in items:
+        name, file = getattr(item, "originalname", None), item.path
+        family = SOME_OF.get(file.relative_to(HERE).as_posix(), {}) if file.is_relative_to(HERE) else {}
+        if name not in family or item.get_closest_marker("slow") or item.get_closest_marker("long"):
+            continue
+        if seen[file, name] % family[name]:
+            item.add_marker(pytest.mark.long)
+        seen[file, name] += 1
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 from functools import cache
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import pytest
 from pydantic import BaseModel
@@ -423,3 +424,47 @@ def test_which_classes_may_change():
                 unequal[name] = never
     assert changing == FILLED_IN
     assert unequal == NEVER_EQUAL
+
+
+def conftest() -> Any:
+    spec = importlib.util.spec_from_file_location("a_conftest", ROOT / "tests" / "conftest.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_families_of_which_a_quick_run_takes_some_are_there() -> None:
+    """A family that has another name now would be run whole, and nobody would know why the suite takes longer."""
+    for file, families in conftest().SOME_OF.items():
+        text = (ROOT / "tests" / file).read_text()
+        for name in families:
+            before = text.partition(f"def {name}(")
+            assert before[1], f"tests/{file} has no {name}"
+            assert "@pytest.mark.parametrize" in before[0][-1500:], f"tests/{file}::{name} has no cases"
+
+
+def test_of_a_family_every_so_many_th_case_stays_quick() -> None:
+    """Of seven cases, one of them slow, the first, third and fifth that are not; other tests stay as they are."""
+    of = conftest()
+
+    class Item:
+        def __init__(self, file: str, name: str | None, *marks: str):
+            self.path, self.marks = of.HERE / file, list(marks)
+            if name is not None:
+                self.originalname = name
+
+        def get_closest_marker(self, name: str) -> bool:
+            return name in self.marks
+
+        def add_marker(self, mark: Any) -> None:
+            self.marks.append(mark.name)
+
+    family = "verify/test_forgeries.py", "test_a_forgery_is_named"
+    marks = ["", "", "slow", "", "", "", ""]
+    cases = [Item(*family, *filter(None, [mark])) for mark in marks]
+    others = [Item(family[0], "test_another"), Item("verify/test_gates.py", family[1]), Item(family[0], None)]
+    of.pytest_collection_modifyitems([*others, *cases])
+    assert [item.marks for item in cases] == [[], ["long"], ["slow"], [], ["long"], [], ["long"]]
+    assert [item.marks for item in others] == [[], [], []]

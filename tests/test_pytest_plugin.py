@@ -18,6 +18,7 @@ from fedaudit.attack.attack_run import attack_run
 from fedaudit.errors import SettingError
 from fedaudit.gates.record_gates import audit_claims
 from fedaudit.gates.round_benchmark import Limits
+from fedaudit.metrics.metric import metrics
 from fedaudit.runtime.attack_result import MembershipResult
 from fedaudit.runtime.run_record import EpsilonAudit, read_record, save_attacks, save_audits
 
@@ -32,8 +33,9 @@ def suite(pytester, elsewhere, monkeypatch):
     """Write a test file and run it; return the result with the text that it printed.
 
     A session within this one forgets what it imported, and parts of torch cannot be imported twice: everything that it
-    needs was imported for the run elsewhere.
+    needs was imported for the run elsewhere, and for the metrics, whose files register their names once.
     """
+    metrics()
 
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)  # with it, pytest-benchmark switches itself off
 
