@@ -173,7 +173,7 @@ class FieldTest:
             yield f"rows {length:g} C long", [self._long(leaf, length * C) for leaf in like]
         signed = [self._long(leaf, FAR * C) for leaf in like]
         for leaf in signed:
-            leaf.view(-1, *leaf.shape[1:])[::2] *= -1
+            torch.atleast_1d(leaf)[::2] *= -1
         yield "rows of both signs", signed
         alone = [leaf.clone() for leaf in like]
         alone[0].view(-1, *alone[0].shape[1:])[:1] = FAR * C

@@ -75,13 +75,11 @@ class Mixed:
         return self._order[i], there, back
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self.repeats:
-            drawn = [(place, part) for place, part in enumerate(x.split(self.split)) if len(part)]
-            return torch.cat(self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn]))
-        laid_out = _moved(x, self._there, self._back).split(self._most.tolist())
-        drawn = [(place, part) for place, part in enumerate(laid_out) if len(part)]
-        found = self._networks.each([part for _, part in drawn], only=[place for place, _ in drawn])
-        return _moved(torch.cat(found), self._back, self._there)
+        laid_out = _moved(x, self._there, self._back) if self.repeats else x
+        parts = enumerate(laid_out.split(self._most.tolist() if self.repeats else self.split))
+        drawn = {place: part for place, part in parts if len(part)}
+        found = torch.cat(self._networks.each(list(drawn.values()), only=list(drawn)))
+        return _moved(found, self._back, self._there) if self.repeats else found
 
 
 def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:
