@@ -43,16 +43,20 @@ def set_out(server: Server) -> Walked:
 
 @contextmanager
 def single_precision() -> Iterator[None]:
-    """Run convolutions without TF32, which cuDNN uses by default.
+    """Run convolutions and products of matrices without TF32, which a run's precision may allow in both.
 
-    TF32 keeps 11 bits of an image: 1 + 0.001 u, FedZGE's query, would lose most of u.
+    TF32 keeps 11 bits of an image: 1 + 0.001 u, FedZGE's query, would lose most of u. It keeps as many of what the
+    last layer multiplies, whose differences are as small.
     """
-    before = torch.backends.cudnn.allow_tf32
-    torch.backends.cudnn.allow_tf32 = False
+    kinds = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = [kind.allow_tf32 for kind in kinds]
+    for kind in kinds:
+        kind.allow_tf32 = False
     try:
         yield
     finally:
-        torch.backends.cudnn.allow_tf32 = before
+        for kind, allowed in zip(kinds, before, strict=True):
+            kind.allow_tf32 = allowed
 
 
 @torch.no_grad()

@@ -17,6 +17,7 @@ from fedaudit.methods.datafree.fedzge import FedZGE, Generator, along
 from fedaudit.methods.distillation.dsfl import DSFL
 from fedaudit.methods.distillation.mhat import MHAT
 from fedaudit.methods.shared import _ensemble as shared
+from fedaudit.methods.shared._batch_statistics import predict_on_batches
 from fedaudit.methods.shared._ensemble import ensemble
 from fedaudit.rng import generator
 from fedaudit.runtime.folder import RunFolder
@@ -136,19 +137,30 @@ def test_answers_depend_on_their_own_image_alone():
     assert together[2].tolist() == pytest.approx(shared.predict(model, x[2:3])[0].tolist(), abs=1e-6)
 
 
-def test_answers_are_computed_in_single_precision():
-    """TF32 would round away the perturbations on a GPU. The setting is put back afterwards."""
+@pytest.mark.parametrize("answer", [shared.predict, predict_on_batches], ids=["running", "batch"])
+@pytest.mark.parametrize("allowed", [(True, True), (True, False), (False, True)])
+def test_answers_are_computed_in_single_precision(allowed, answer):
+    """Neither convolutions nor products may keep 11 bits of an answer, whatever the run allows elsewhere."""
     seen = []
 
-    class Spy(nn.Module):
+    class Looking(nn.Module):
         def forward(self, x):
-            seen.append(torch.backends.cudnn.allow_tf32)
+            seen.append(tf32())
             return x
 
-    before = torch.backends.cudnn.allow_tf32
-    shared.predict(Spy(), torch.zeros(3, 2), batch=2)
-    assert seen == [False, False]
-    assert torch.backends.cudnn.allow_tf32 == before
+    before = tf32()
+    try:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = allowed
+        answer(Looking(), torch.zeros(4, 3))
+        assert seen == [(False, False)]
+        assert tf32() == allowed
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def tf32() -> tuple[bool, bool]:
+    """Return whether convolutions and products of matrices may be rounded to TF32 here."""
+    return torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
 
 
 # --- the generator -----------------------------------------------------------------------------------------------
