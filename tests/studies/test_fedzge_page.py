@@ -36,6 +36,45 @@ def test_the_page_has_the_kept_tables(name):
     assert script("fedzge_shared").markdown(json.loads(kept.read_text())) in (RESULTS / "fedzge.md").read_text()
 
 
+def test_fedzge_of_table_2_at_full_length():
+    """The tables are made from the records; so are the figures of the verdict, and the settings are the paper's."""
+    page = (RESULTS / "fedzge.md").read_text()
+    flat, table = " ".join(page.split()), script("fedzge_table2")
+    assert table.markdown() in page
+    assert table.curves() in page
+    runs = {way: table.kept(way) for way in table.WAYS}
+    assert [[run["setting"]["seed"] for run in of] for of in runs.values()] == [[0, 1, 2], [0], [0, 1, 2]]
+    for run in (*runs["printed"], *runs["real"]):
+        setting, of = run["setting"], run["hyper_parameters"]
+        assert (setting["dataset"], setting["model"], setting["partition"]) == ("cifar10", "resnet18", "dirichlet:1")
+        assert (run["rounds_done"], run["status"], setting["precision"]) == (100, "done", "bf16")
+        assert (of["B"], of["q"], of["E_k"], of["E_prime"], of["E_G"], of["estimate"]) == (500, 10, 10, 10, 1, "image")
+        assert 13 < run["minutes"] < 15
+    assert {run["hyper_parameters"]["images"] for run in runs["printed"]} == {"trained"}
+    for run in runs["central"]:
+        of = run["hyper_parameters"]
+        assert (run["setting"]["clients"], of["E"] * run["rounds_done"], of["crop"], of["flip"]) == (1, 50, 0, False)
+    tops = {way: [max(table.curve(run).values()) for run in of] for way, of in runs.items()}
+    said = {way: f"{statistics.mean(of):.2f} ± {statistics.stdev(of):.2f}" for way, of in tops.items() if len(of) > 1}
+    assert f"FedZGE has {said['printed']} in the best round, where chance is 10" in flat
+    assert f"the same optimiser and no augmentation: {said['central']}" in flat
+    assert f"in place of generated ones teach {tops['real'][0]:.1f}" in flat
+    assert min(tops["central"]) > max(tops["real"]) > max(tops["printed"]) + 40
+    first = sorted(table.curve(run)[1] for run in runs["central"])
+    assert f"The first ten epochs bring {first[0]:.1f} to {first[-1]:.1f}" in flat
+    agreed = sorted(float(table.agreement(run).split()[2]) for run in runs["printed"])
+    assert f"({agreed[0]:.0f} to {agreed[-1]:.0f} % in the last round)" in flat
+    fortieth = [next(r for r in run["rounds"] if r["round"] == 40)["diagnostics"] for run in runs["printed"]]
+    shares = [f"{100 * told[table.AGREEMENT]:.0f}" for told in fortieth]
+    assert f"in round 40 the ensemble takes {shares[0]}, {shares[1]} and {shares[2]} % of its images" in flat
+    alone = json.loads((STUDIES / "speed" / "records" / "cifar10" / "fedzge_rounds.json").read_text())["runs"]
+    first, *later = alone["FedZGE, preset cifar10, ten clients, dirichlet:1"]["rounds_s"]
+    assert f"Alone a round takes {min(later)} to {max(later)} s after the first, of {first}" in flat
+    for run in runs["printed"]:
+        best = [max(table.curve(run, point).values()) for point in ("", table.BATCHES)]
+        assert abs(best[0] - best[1]) < 1
+
+
 def test_fedavg_of_table_2_at_full_length():
     """Setting, length and every figure that the page has of it are those of the records."""
     page = (RESULTS / "fedzge.md").read_text()

@@ -105,6 +105,17 @@ def test_what_it_says_of_whole_rounds_of_dffke_holds() -> None:
     assert f"took {slow / steps[0] * 1000:.0f} ms and takes {spent['server optimise'] / steps[1] * 1000:.1f}" in text
 
 
+def test_what_it_says_of_whole_runs_of_fedzge_holds() -> None:
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    alone = json.loads((KEPT / "cifar10" / "fedzge_rounds.json").read_text())
+    first, *later = alone["runs"]["FedZGE, preset cifar10, ten clients, dirichlet:1"]["rounds_s"]
+    assert f"takes {min(later)} to {max(later)} s a round** after a first of {first} (bf16, {alone['commit']};" in text
+    records = sorted((STUDIES / "fedzge" / "records" / "fedzge_table2_cifar10").glob("printed-*.json"))
+    spent = [json.loads(file.read_text())["minutes"] for file in records]
+    assert len(spent) == 3
+    assert f"take {min(spent):.1f} to {max(spent):.1f} minutes for 100 rounds" in text
+
+
 def test_what_it_says_of_seeds_and_of_third_rounds_holds() -> None:
     text = " ".join((RESULTS / "speed.md").read_text().split())
     kept = json.loads((KEPT / "seeds_together.json").read_text())
