@@ -132,6 +132,7 @@ def test_memory_at_the_end_of_a_task():
         {"older": tensor(2), "old": tensor(1)},  # and so does the order
         {"old": tensor(1), "older": tensor(9)},
         {"old": tensor(1), "older": tensor(2), "new": tensor(4)},
+        *({"old": tensor(1), "older": tensor(2), "new": new} for new in (4, 4.0, "4", True, None, [4])),
         {"old": tensor(1), "older": tensor(2), "f": tensor(3)},  # released, but under another name
     ):
         found = seen(looked=mine, memory={"old": tensor(1), "older": tensor(2)})
