@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 
 import pytest
@@ -33,6 +34,15 @@ def test_every_method_is_in_a_group_and_in_the_suite():
     grouped = [name for names in script("baselines_table").GROUPS.values() for name in names]
     listed = [m["method"] for m in tomllib.loads(of_study("baselines.toml").read_text())["methods"]]
     assert sorted(grouped) == sorted(listed) == sorted(registry.names("methods"))
+
+
+def test_no_accuracy_lies_beyond_what_is_possible():
+    """Student's interval of a mean near 100 does, if it is taken as it stands."""
+    percent = [line for line in PAGE.splitlines() if re.match(r"\| \S+( \S+)* \| (open \| |\d+ \| )?3 \| ", line)]
+    ends = [float(end) for line in percent for end in re.findall(r"\[(\d+\.\d), (?:\d+\.\d)\]", line)]
+    ends += [float(end) for line in percent for end in re.findall(r"\[(?:\d+\.\d), (\d+\.\d)\]", line)]
+    assert len(ends) > 100
+    assert 0 <= min(ends) <= max(ends) <= 100
 
 
 def test_forecasts_are_the_records():

@@ -17,7 +17,7 @@ from typing import Any
 
 from fedaudit import RunRecord, read_record
 from fedaudit.runtime.attack_result import HistogramResult, NotRun, ReconstructionResult, measures_of
-from fedaudit.stats import Estimate, student_t
+from fedaudit.stats import Estimate, mean_in_range, student_t
 
 FIGURES = {  # attack: measure, its heading, what the verdict is called, and how many digits
     "prototype_membership": ("auc", "membership, AUC", "leak", 3),
@@ -72,7 +72,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     for method, epsilon in dict.fromkeys((row["method"], row["epsilon"]) for row in rows):
         of = [row for row in rows if (row["method"], row["epsilon"]) == (method, epsilon)]
         own = [[100 * v for v in (row["own"], *row["own_interval"])] for row in of]
-        cells = [str(len(of)), _cell(own, 1)]
+        cells = [str(len(of)), _cell(own, 1, (0, 100))]
         for attack, (_, _, _, digits) in FIGURES.items():
             found = [row["attacks"][attack] for row in of if "value" in row["attacks"].get(attack, {})]
             cells.append(_cell([f["value"] for f in found], digits) + _verdict([f["leak"] for f in found]))
@@ -90,12 +90,15 @@ def _verdict(leaks: list[bool]) -> str:
     return f"; leak in {sum(leaks)} of {len(leaks)}" if any(leaks) else "; not found by this attack"
 
 
-def _cell(estimates: list[list[Any]], digits: int) -> str:
-    """Over seeds Student's interval of the mean; of one seed the interval within that run."""
+def _cell(estimates: list[list[Any]], digits: int, within: tuple[float, float] | None = None) -> str:
+    """Over seeds Student's interval of the mean, `within` a range if there is one; of one seed the interval within that
+    run."""
     known = [each for each in estimates if each[0] is not None]
     if not known:
         return "none"
-    value, low, high = known[0] if len(known) == 1 else _three(student_t([each[0] for each in known]))
+    values = [each[0] for each in known]
+    over_seeds = student_t(values) if within is None else mean_in_range(values, *within)
+    value, low, high = known[0] if len(known) == 1 else _three(over_seeds)
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
 
 

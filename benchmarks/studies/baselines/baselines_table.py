@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record, registry
-from fedaudit.stats import student_t
+from fedaudit.stats import mean_in_range
 
 SUITE = Path(__file__).with_name("baselines.toml")
 COLUMNS = {
@@ -102,7 +102,7 @@ def _cell(values: list[float | None], none: str = "none") -> str:
     known = [value for value in values if value is not None]
     if not known:
         return none
-    found = student_t(known)
+    found = mean_in_range(known, 0, 1)
     if found.low is None:
         return f"{100 * found.value:.1f}"
     return f"{100 * found.value:.1f} [{100 * found.low:.1f}, {100 * found.high:.1f}]"
