@@ -88,6 +88,26 @@ def test_a_state_is_of_the_model_with_its_names_in_their_order():
     assert not found.traced(State({"2.weight": tensor(1)}), "Reply.w")
 
 
+def test_which_of_two_models_a_state_is_of_is_told():
+    """Sending one or the other is a choice, so that the ways of the two must not read alike."""
+    first, second = model(1, 2), model(3, 4)
+    found = seen(looked=first)
+    found.after_fit(second)
+    for number, (a, b) in enumerate([(1, 2), (3, 4)]):
+        assert found.traced(State({"0.weight": tensor(a), "1.weight": tensor(b)}), "Reply.w")
+        assert found.picked[-1] == [f"sent Reply.w: model {number}, whole"]
+        assert found.traced(tensor(b), "Reply.x")
+        assert found.picked[-1] == [f"sent Reply.x: model {number}, 1.weight"]
+
+
+def test_a_model_in_the_place_of_the_first_one_is_looked_at():
+    for asked in ("settle", "before_fit"):
+        found = seen(looked=model(1))
+        other = model(7)
+        found.settle(other, {}) if asked == "settle" else found.before_fit(other)
+        assert found.tainted, asked
+
+
 def test_a_private_fit_from_a_model_that_was_not_paid_for_taints():
     mine = model(1)
     for changed, tainted in ((1.0, False), (6.0, True)):
