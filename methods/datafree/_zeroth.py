@@ -16,7 +16,7 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,7 @@ from fedaudit import kl
 from fedaudit.methods.shared._ensemble import predict
 
 Distance = Literal["norm", "rms", "ms"]
+AT_ONCE = 1 << 28  # bytes of differences of images that are held at once
 TINY = math.log(torch.finfo(torch.float32).tiny)  # e to the power of less than this underflows in single precision
 
 
@@ -51,10 +52,42 @@ def apart(a: Tensor, b: Tensor, distance: Distance) -> Tensor:
     numbers.
     """
     a, b = a.flatten(1).double(), b.flatten(1).double()
+    found = cast(Tensor, Norms.apply(a, b))
     if distance == "ms":
-        return (a[:, None] - b[None]).square().mean(-1)
-    found = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+        return found.square() / a.shape[1]
     return found / math.sqrt(a.shape[1]) if distance == "rms" else found
+
+
+class Norms(torch.autograd.Function):
+    """Norms of the differences of all rows of a and b, which never exist all at once.
+
+    For 500 images of 3 x 32 x 32 numbers they would take 6 GB, and torch.cdist's own gradient holds them on a GPU. No
+    norm comes from products of rows: of rows that are nearly equal, these would leave few digits.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        a, b, found = ctx.saved_tensors
+        g = torch.where(found > 0, gradients[0] / found, 0.0)  # equal rows do not pull at each other
+        of_a, of_b = ctx.needs_input_grad
+        return pulled(a, b, g) if of_a else None, pulled(b, a, g.T) if of_b else None
+
+
+def pulled(a: Tensor, b: Tensor, g: Tensor) -> Tensor:
+    """Return the sums over j of g_ij (a_i - b_j), computed for as many rows i at a time as `AT_ONCE` allows."""
+    size = max(1, AT_ONCE // max(1, b.numel() * b.element_size()))
+    parts = zip(a.split(size), g.split(size), strict=True)
+    return torch.cat([torch.einsum("ij,ijd->id", g_i, a_i[:, None] - b) for a_i, g_i in parts])
 
 
 def L_info(e: Tensor) -> Tensor:

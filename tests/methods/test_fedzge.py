@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedaudit import Setting, adam, state_of
 from fedaudit.errors import PrivacyError, SettingError
@@ -494,6 +495,73 @@ def test_diversity_is_left_out_where_it_is_zero():
     near = x / 100  # a hundredth of the distances: exp(-6.3)
     assert FedZGE().L_G.acting(near, z).beta_2 == 1
     assert math.exp(zo.TINY) == pytest.approx(torch.finfo(torch.float32).tiny)
+
+
+def differences(a, b, distance):
+    """Return the distances as they are written down: all differences of rows, then their squares."""
+    squares = (a.flatten(1).double()[:, None] - b.flatten(1).double()[None]).square()
+    return {"norm": squares.sum(2).sqrt(), "rms": squares.mean(2).sqrt(), "ms": squares.mean(2)}[distance]
+
+
+@pytest.mark.parametrize("distance", ["norm", "rms", "ms"])
+@pytest.mark.parametrize("at_once", [1, 2 * 5 * 12 * 8, 1 << 28])  # a row at a time, two (the last alone), all
+def test_distances_and_their_gradients_are_those_of_all_differences(monkeypatch, distance, at_once):
+    """Images 0 and 1 are 1e-6 apart: products of rows, in place of differences, would keep 4 digits of that."""
+    monkeypatch.setattr(zo, "AT_ONCE", at_once)
+    g = torch.Generator().manual_seed(3)
+    a, b = (torch.rand(n, 3, 2, 2, generator=g, dtype=torch.double) * 2 - 1 for n in (7, 5))
+    b[0] = a[0] + 1e-6 * torch.randn(3, 2, 2, generator=g)
+    g_out = torch.rand(7, 5, generator=g, dtype=torch.double)
+    found, wanted = [], []
+    for of, into in ((zo.apart, found), (differences, wanted)):
+        at = [t.clone().requires_grad_() for t in (a, b)]
+        distances = of(*at, distance)
+        into += [distances.detach(), *torch.autograd.grad(distances, at, g_out)]
+    for mine, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+    assert found[0][0, 0].item() == pytest.approx(wanted[0][0, 0].item(), rel=1e-12)
+
+
+@pytest.mark.parametrize("distance", ["norm", "rms", "ms"])
+def test_equal_images_do_not_pull_at_each_other(distance):
+    """Rows 0 and 1 are the same, and each has distance 0 to itself: their gradient comes from row 2 alone."""
+    x = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 4.0]], dtype=torch.double, requires_grad=True)
+    (g,) = torch.autograd.grad(zo.apart(x, x, distance).sum(), x)
+    pull = {"norm": (0.6, 0.8), "rms": (0.6 / math.sqrt(2), 0.8 / math.sqrt(2)), "ms": (3.0, 4.0)}[distance]
+    for row, times in enumerate((-2, -2, 4)):  # each pair is there twice
+        assert g[row].tolist() == pytest.approx([times * p for p in pull], rel=1e-12)
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of bytes of the largest tensor that any operation returns, and the operations' names."""
+
+    def __init__(self):
+        super().__init__()
+        self.bytes, self.names = 0, set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        made = [t for t in torch.utils._pytree.tree_leaves(out) if isinstance(t, torch.Tensor)]
+        made = [t for t in made if not t._is_view() and 0 not in t.stride()]  # a view takes no memory
+        self.bytes = max([self.bytes, *(t.numel() * t.element_size() for t in made)])
+        self.names.add(func.overloadpacket._qualified_op_name)
+        return out
+
+
+@pytest.mark.parametrize("distance", ["norm", "rms", "ms"])
+def test_diversity_of_500_images_never_holds_all_their_differences(distance):
+    """They are 500 x 500 x 3072 doubles, 6.1 GB, and ten times that for ten directions. No tensor is above 256 MiB."""
+    x, x_u = (torch.empty(*q, 500, 3, 32, 32, device="meta") for q in ((), (10,)))
+    z, x = torch.empty(500, 100, device="meta"), x.requires_grad_()
+    e, y = torch.empty(500, 10, device="meta"), torch.empty(500, dtype=torch.long, device="meta")
+    e_u = e.expand(10, 500, 10)
+    L_G = zo.Objective(tau=5.0, beta_1=1.0, beta_2=1.0, beta_3=1.0, distance=distance)
+    with Largest() as largest:
+        zo.L_div(x, z, distance).backward()
+        L_G.change(e, e_u, e, e_u, x.detach(), x_u, z, y)
+        torch.vmap(lambda e, f, x: L_G(e, f, x, z, y))(e_u, e_u, x_u)
+    assert 10 * 500 * 3072 * 8 <= largest.bytes <= 1 << 28  # the moved images themselves, in doubles
+    assert "aten::_cdist_backward" not in largest.names  # on a GPU it makes a tensor of all differences inside
 
 
 def test_one_image_moves_alone():
