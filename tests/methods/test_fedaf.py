@@ -729,11 +729,37 @@ def test_images_that_run_away_are_an_error_that_names_the_remedy(tiny):
     """A rate far too large: at clamp=end each step goes further out; clamp=step holds them, with the same rate."""
     client = client_of(tiny("fedaf", model="cnn"))
     D = Records(client.x, client.y, 1000)
-    wild = fedaf.FedAF(steps=30, IPC=2, eta_S=1e12, lambda_loc=0)
-    with pytest.raises(SettingError, match=r"client 0 are not finite after 30 steps.*lower, or clamp=step"):
+    wild = fedaf.FedAF(steps=30, IPC=2, eta_S=1e12, sigma_x=0.5, lambda_loc=0)
+    said = r"client 0 are not finite after 30 steps.* of 1000000000000.0 in units of sigma_x = 0.5 .*"
+    with pytest.raises(SettingError, match=said + r"Set sigma_x=.* or eta_S=\.\.\. lower, or clamp=step"):
         wild.condensed(client, D, {})
     held = wild.model_copy(update={"clamp": "step"}).condensed(client, D, {})
     assert all(S.isfinite().all() for S in held.values())
+
+
+@pytest.mark.parametrize(("sigma_x", "runs_away"), [(1.0, True), (0.402, False)])
+def test_a_rate_that_is_too_long_for_pixels_is_not_for_their_deviations(tiny, sigma_x, runs_away):
+    """One class, one image, features a x of pixels x: Eq. 4 is a^2 |x - mean|^2, with a curvature of 2 a^2. Steps with
+    a momentum of 0.9 stay bounded up to a curvature of 2 (1 + 0.9) / (eta_S sigma_x^2): 3.8 at a rate of 1 in pixels
+    of [-1, 1], 23.5 in units of 0.402. A curvature of 12 lies between the two."""
+
+    class Times(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a = nn.Parameter(torch.tensor(math.sqrt(6)))
+
+        def forward(self, x):
+            return self.a * x.flatten(1)
+
+    client = client_of(tiny("fedaf"))
+    client.model = models.Net(Times(), nn.Linear(64, 10), width=64, arch="times")
+    D = Records(client.x[client.y == 3], client.y[client.y == 3], 1000)
+    method = fedaf.FedAF(steps=300, IPC=1, sigma_x=sigma_x, lambda_loc=0, gamma=1.0)
+    if runs_away:
+        with pytest.raises(SettingError, match="are not finite after 300 steps"):
+            method.condensed(client, D, {})
+    else:
+        assert torch.allclose(method.condensed(client, D, {})[3][0], D.x.mean(0), atol=1e-4)
 
 
 def test_one_domain_per_client(tiny, tmp_path):

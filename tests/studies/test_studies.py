@@ -32,3 +32,14 @@ def test_figure_4_is_the_whole_grid():
     cells = read_suite(STUDIES / "dfrd" / "figure4.toml").cells()
     assert len({(c.set["beta_tran"], c.set["beta_div"]) for c in cells}) == 36
     assert len(cells) == 108
+
+
+def test_resnet_18_of_fedaf_has_the_reading_of_its_table_1():
+    """The paper gives one image learning rate for CIFAR-10, whatever the network. ResNet-18 needs it in deviations."""
+
+    def readings(suite):
+        cells = read_suite(STUDIES / "fedaf" / suite).cells()
+        return {c.method: (c.preset, c.set) for c in cells if c.method in ("fedaf", "feddm")}
+
+    assert readings("fedaf_resnet.toml") == readings("fedaf_table1_cifar10.toml")
+    assert readings("fedaf_resnet.toml")["fedaf"][1]["sigma_x"] == 0.402
