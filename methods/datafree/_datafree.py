@@ -60,6 +60,7 @@ from fedaudit import (
     sgd,
     state_of,
 )  # fmt: skip
+from fedaudit.errors import SettingError
 from fedaudit.methods.averaging.fedavg import FedAvg
 from fedaudit.methods.datafree._generator import NETWORKS, Generator, Merge, Network, diversity
 from fedaudit.methods.datafree._host import Alone, Host, Overheard, host_of
@@ -332,6 +333,7 @@ class DataFree(Method):
         f = load(server.model(), after.w)
         teachers = Many(self.normed(frozen(host.teacher(server, k, r.w))) for k, r in uploaded.items())
         nets, seen = self.distil(server, f, teachers, n, s.nets)
+        self._check(server, f, nets)
         w = state_of(f, lambda _: after.w.keys())  # what the host sends of a model
         if self._recalibrates(w):
             w = settled(w, cohort.mean(self.measure, Query(State(w.parameters)), by="n").value.s)
@@ -341,6 +343,21 @@ class DataFree(Method):
             return Tuned(host.settle(cast(Any, after), server, cohort), nets, after.w, seen, w)
         tuned = dataclasses.replace(cast(Any, after), w=w)
         return Tuned(host.settle(tuned, server, cohort), nets, after.w, seen)
+
+    def _check(self, server: Server, f: nn.Module, nets: Generators) -> None:
+        trained = {"global model": state_of(f), "generator": nets.G}
+        lost = [name for name, w in trained.items() if not all(bool(t.isfinite().all()) for t in w.values())]
+        if not lost:
+            return
+        rate = {"global model": "eta_d", "generator": "eta_g"}[lost[0]]
+        why, other = f"with {rate} = {getattr(self, rate)} its steps grew without bound", ""
+        if self.statistics == "host":
+            why += ", on batch norms of the global model that keep the statistics of the host's average"
+            other = ", or statistics=synthetic or batch, which normalise it by its own batches"
+        raise SettingError(
+            f"Round {server.t}: the {lost[0]} of {self.registered_name} holds NaN or infinity after the distillation: "
+            f"{why}. Set {rate}=... lower{other}."
+        )
 
     def count_labels(self, client: Client, msg: HowMany) -> LabelCounts:
         return LabelCounts(torch.bincount(client.y.cpu(), minlength=client.classes).float())

@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import registry, run
+from fedaudit import registry, run, state_of
+from fedaudit.errors import SettingError
 from fedaudit.methods.datafree import _datafree
 from fedaudit.methods.datafree._datafree import diagnose, take_turns
 from fedaudit.methods.datafree._generator import Generator, combined, diversity
@@ -99,6 +100,29 @@ def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
             assert getattr(made, "weighting", "dynamic") == "dynamic", "as published, on a host too"
             for preset in (None, "digits", "fashion-mnist"):
                 assert budget(f"{host}+{distillation}", preset) == budget("fedavg+dfrd", preset)
+
+
+@pytest.mark.parametrize("statistics", ["host", "synthetic"])
+def test_a_distillation_that_diverges_is_an_error_that_names_the_remedy(tiny, tmp_path, statistics):
+    """The host's statistics are a second cause, where they were kept."""
+    values = {**STEPS, "I_d": 4, "eta_d": 1e30, "statistics": statistics, "host": LOCAL}
+    said = r"^Round 1: the global model of fedavg\+dfrd holds NaN or infinity .* with eta_d = 1e\+30 its steps grew without"
+    remedy = {
+        "host": r" bound, on batch norms .* host's average\. Set eta_d=\.\.\. lower, or statistics=",
+        "synthetic": r" bound\. Set eta_d=\.\.\. lower\.$",
+    }
+    with pytest.raises(SettingError, match=said + remedy[statistics]):
+        run(tiny("fedavg+dfrd", model="cnn_bn", rounds=1, set=values), out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(("lost", "rate"), [("global model", "eta_d = 0.5"), ("generator", "eta_g = 0.25")])
+def test_a_number_that_is_lost_in_either_network_is_found(lost, rate):
+    method = registry.find("fedrolex+dfrd").make({"eta_d": 0.5, "eta_g": 0.25})
+    f, nets = nn.Linear(2, 2), _datafree.Generators(state_of(nn.Linear(2, 2)))
+    method._check(SimpleNamespace(t=3), f, nets)
+    (f.weight if lost == "global model" else nets.G["weight"]).data[1, 0] = math.inf
+    with pytest.raises(SettingError, match=rf"^Round 3: the {lost} of fedrolex\+dfrd holds .* with {rate} its steps "):
+        method._check(SimpleNamespace(t=3), f, nets)
 
 
 # --- batch-norm statistics ------------------------------------------------------------------------------------------
