@@ -16,8 +16,11 @@ The papers do not say the following. It is chosen for all three:
   its running statistics follow them; it is then evaluated on real ones with those. `host`: f keeps the statistics of
   the host's average, in the distillation and after it. `recalibrated`: as `synthetic`, and then the clients are asked
   for the statistics of the new f on their records, a release of kind `statistics` (HeteroFL's own, where it asks).
-  The default is `synthetic` from scratch, where there are no others, and `host` on a host. `batch`: nobody has running
-  statistics; teachers, f and tests are normalised by their own batch, as in the networks of DFRD's authors.
+  The default is `synthetic` from scratch, where there are no others, and on hosts of sub-models; on FedAvg it is
+  `host`. The statistics of narrow networks do not fit the wide f: in a fresh ResNet-18 for 3x32x32, with clients of a
+  half down to a sixteenth of its width, they make logits a hundred times as long as its own, and the first steps of Eq.
+  7 diverge. `batch`: nobody has running statistics; teachers, f and tests are normalised by their own batch, as in the
+  networks of DFRD's authors.
 - Rates and steps: G learns by Adam at 1e-3, f by SGD with momentum 0.9 at 0.01 from scratch and 0.001 on a host.
   FedFTG's public code takes short steps, too: no momentum, and a loss that is a mean over classes as well.
 - Optimiser state goes on over the rounds (`optimisers = "kept"`): G's always, f's where f itself goes on. On a host the
@@ -66,6 +69,7 @@ from fedaudit.methods.datafree._generator import NETWORKS, Generator, Merge, Net
 from fedaudit.methods.datafree._host import Alone, Host, Overheard, host_of
 from fedaudit.methods.shared._batch_statistics import OnBatchStatistics
 from fedaudit.methods.shared._statistics import Query, Statistics, batch_norms, measured, settled, statistics_traffic
+from fedaudit.methods.submodels._submodel import SubModels
 from fedaudit.methods.submodels.feddropout import FederatedDropout
 from fedaudit.methods.submodels.fedrolex import FedRolex
 from fedaudit.methods.submodels.heterofl import HeteroFL
@@ -428,12 +432,14 @@ RHO = {"svhn": 10, "cifar10": 10, "cifar100": 5}  # DFRD, Section 4.3
 def register_on_hosts(distillation: type[DataFree]) -> None:
     """Register a distillation on each host, as `fedrolex+dfrd` and the like, with other defaults.
 
-    On a host it must not spoil the host's average: it keeps the statistics, and takes steps a tenth as long as from
-    scratch. On FedAvg, the preset `authors` keeps the distilled model from the clients.
+    On a host it must not spoil the host's average: it takes steps a tenth as long as from scratch, and keeps the
+    statistics if they are those of a network as wide as the average. On FedAvg, the preset `authors` keeps the
+    distilled model from the clients.
     """
     for name, host in HOSTS.items():
         title = f"{host.__name__}And{distillation.__name__}"
-        kept: Any = (distillation.model_fields["statistics"].annotation, "host")
+        statistics = "synthetic" if issubclass(host, SubModels) else "host"
+        kept: Any = (distillation.model_fields["statistics"].annotation, statistics)
         fields: dict[str, Any] = {"host": (host, host()), "statistics": kept, "eta_d": (float, 0.001)}
         cls = create_model(title, __base__=distillation, __module__=distillation.__module__, **fields)
         cls.on_digits = {**distillation.on_digits, "I": 2, "host": dict(host.on_digits)}

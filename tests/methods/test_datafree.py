@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -10,12 +11,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import registry, run, state_of
+from fedaudit import load, registry, run, state_of
 from fedaudit.errors import SettingError
 from fedaudit.methods.datafree import _datafree
 from fedaudit.methods.datafree._datafree import diagnose, take_turns
 from fedaudit.methods.datafree._generator import Generator, combined, diversity
 from fedaudit.methods.datafree._host import Host, Plain, host_of
+from fedaudit.methods.shared._statistics import batch_norms
+from fedaudit.methods.submodels._submodel import average, choose, extract, layout, placed, positions
 from fedaudit.runtime.world import World
 from fedaudit.training import models
 from fedaudit.wire.message import State
@@ -82,7 +85,8 @@ def test_every_host_keeps_the_protocol():
 
 
 def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
-    """On a host: its statistics, and a tenth of the rate. The presets of the three are the same."""
+    """On a host: a tenth of the rate, and the host's statistics if those are of networks as wide as the global model.
+    The presets of the three are the same."""
 
     def budget(name, preset):
         made = registry.find(name).make({}, preset)
@@ -96,7 +100,7 @@ def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
             assert budget(distillation, preset) == budget("dfrd", preset)
         for host in ("fedavg", "heterofl", "feddropout", "fedrolex"):
             made = registry.find(f"{host}+{distillation}").make({})
-            assert (made.statistics, made.eta_d) == ("host", 0.001)
+            assert (made.statistics, made.eta_d) == ("host" if host == "fedavg" else "synthetic", 0.001)
             assert getattr(made, "weighting", "dynamic") == "dynamic", "as published, on a host too"
             for preset in (None, "digits", "fashion-mnist"):
                 assert budget(f"{host}+{distillation}", preset) == budget("fedavg+dfrd", preset)
@@ -106,7 +110,7 @@ def test_fine_tuning_goes_carefully_and_all_three_have_one_budget():
 def test_a_distillation_that_diverges_is_an_error_that_names_the_remedy(tiny, tmp_path, statistics):
     """The host's statistics are a second cause, where they were kept."""
     values = {**STEPS, "I_d": 4, "eta_d": 1e30, "statistics": statistics, "host": LOCAL}
-    said = r"^Round 1: the global model of fedavg\+dfrd holds NaN or infinity .* with eta_d = 1e\+30 its steps grew without"
+    said = r"^Round 1: the global model of fedavg\+dfrd holds NaN or infinity .* eta_d = 1e\+30 its steps grew without"
     remedy = {
         "host": r" bound, on batch norms .* host's average\. Set eta_d=\.\.\. lower, or statistics=",
         "synthetic": r" bound\. Set eta_d=\.\.\. lower\.$",
@@ -150,6 +154,27 @@ def test_host_keeps_its_statistics_and_synthetic_ones_follow_the_images(hosted):
     weight = "encoder.conv1.weight"
     assert not torch.equal(final(hosted / "fedavg")[weight], final(hosted / "host")[weight]), "it learned all the same"
     assert not torch.equal(final(hosted / "synthetic")[weight], final(hosted / "host")[weight]), "by other statistics"
+
+
+@pytest.mark.long
+def test_statistics_of_narrow_networks_do_not_fit_a_wide_one():
+    """Each layer of a ResNet-18 sums over sixteen times as many channels as in the client whose statistics it has. By
+    those its logits are many times as long as by its own: the loss of Eq. 7 then has gradients that no rate bears."""
+    shape, sixteenth = (1, 8, 8), Fraction(1, 16)
+    torch.manual_seed(0)
+    f, x = models.build("resnet18_cifar", shape=shape, classes=10), torch.rand(8, *shape) * 2 - 1
+    w, plan = state_of(f), layout("resnet18_cifar", shape, 10)
+    where = positions(plan, choose(plan, sixteenth, lambda width, m: torch.arange(m)), w)
+    narrow = load(models.build("resnet18_cifar@0.0625", shape=shape, classes=10), extract(w, where, w.buffers))
+    for norm in batch_norms(narrow).values():
+        norm.momentum = 1.0
+    with torch.no_grad():
+        narrow.train()(x)
+        change = {name: t - w[name][where[name]] for name, t in narrow.state_dict().items()}
+        moved = placed(change, where, {name: t.shape for name, t in w.items()}, w.buffers)
+        load(f, average(w, moved, {0: 1.0}, {0: where}))
+        by_narrow, by_own = f.eval()(x), f.train()(x)
+    assert by_narrow.norm() > 10 * by_own.norm()
 
 
 def test_recalibrated_statistics_are_those_of_the_records(hosted):
