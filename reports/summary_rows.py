@@ -206,7 +206,7 @@ def _declarations(record: RunRecord) -> str:
 
 def _twins(record: RunRecord) -> str:
     """Say how many clients had a twin, and in how many tasks both answered the same."""
-    return "" if record.twins is None else record.twins.text()
+    return "" if record.twins is None else record.twins.text(len(record.data.members))
 
 
 def refused(group: Group) -> bool:

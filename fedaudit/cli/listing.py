@@ -177,7 +177,7 @@ def summary(record: RunRecord) -> list[str]:
     if record.declarations is not None:
         lines.append(f"  declarations: {record.declarations.text()}")
     if record.twins is not None:
-        lines.append(f"  twins: {record.twins.text()}")
+        lines.append(f"  twins: {record.twins.text(len(record.data.members))}")
     for attack in record.attacks:
         who = f"attack {attack.attack} by the {attack.threat}"
         if isinstance(attack, NotRun):

@@ -241,14 +241,20 @@ class TwinFacts(StoredModel):
     differences: list[str] = Field(default_factory=list)
     wall_s: float = 0.0
 
-    def text(self) -> str:
-        """Return this in words."""
+    def text(self, of: int | None = None) -> str:
+        """Return this in words; `of`: with how many clients there are, if some had none."""
         if self.wanted == "off":
             return "no client had a twin (--twins off): that replies follow what the mechanisms let out was not tested"
-        who = f"{len(self.clients)} client{'s' * (len(self.clients) != 1)} had a twin with other records"
-        said = f"{who}: {self.held} of {self.tasks} tasks gave the same reply to the bit"
+        some = of is not None and of > len(self.clients)
+        who = f"{len(self.clients)} of {of} clients" if some else _clients(len(self.clients))
+        said = f"{who} had a twin with other records: {self.held} of {self.tasks} tasks gave the same reply to the bit"
+        said += " (--twins all compares every client)" if some else ""
         said += f"; {self.lost} were lost when the run was resumed" if self.lost else ""
         return f"{said}; different: {'; '.join(self.differences)}" if self.differences else said
+
+
+def _clients(number: int) -> str:
+    return f"{number} client{'s' * (number != 1)}"
 
 
 audits: TypeAdapter[list[EpsilonAudit]] = TypeAdapter(list[EpsilonAudit])

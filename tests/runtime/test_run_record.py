@@ -177,6 +177,12 @@ def test_twins_in_words():
     assert TwinFacts().text().startswith("no client had a twin")
     one = TwinFacts(wanted="1", clients=[3], tasks=4, held=4)
     assert one.text() == "1 client had a twin with other records: 4 of 4 tasks gave the same reply to the bit"
+    assert one.text(1) == one.text(), "every client had one"
+    assert one.text(3) == (
+        "1 of 3 clients had a twin with other records: 4 of 4 tasks gave the same reply to the bit "
+        "(--twins all compares every client)"
+    )
+    assert TwinFacts().text(3) == TwinFacts().text()
     two = TwinFacts(wanted="2", clients=[3, 5], tasks=4, held=3, lost=1, differences=["a", "b"])
     assert two.text().startswith("2 clients had a twin")
     assert two.text().endswith("1 were lost when the run was resumed; different: a; b")
