@@ -6,6 +6,7 @@ calibration.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 
@@ -41,10 +42,24 @@ def renyi_epsilon(orders: Sequence[float], divergence: Floats, delta: float) -> 
 
 def _whole(sigma: float, q: float, alpha: int) -> float:
     """Return log A_alpha, A = sum_i binom(alpha, i) (1 - q)^(alpha - i) q^i exp((i^2 - i) / (2 sigma^2))."""
+    i, log_c = _coefficients(alpha)
+    return _log_sum(log_c + i * math.log(q) + (alpha - i) * math.log1p(-q) + (i * i - i) / (2 * sigma**2))
+
+
+@functools.cache
+def _coefficients(alpha: int) -> tuple[Floats, Floats]:
+    """Return the numbers from 0 to alpha, and the logarithms of their binomial coefficients."""
     i = np.arange(alpha + 1, dtype=np.float64)
-    log_c = np.log(scipy.special.binom(alpha, i))
-    terms = log_c + i * math.log(q) + (alpha - i) * math.log1p(-q) + (i * i - i) / (2 * sigma**2)
-    return float(scipy.special.logsumexp(terms))
+    return i, np.log(scipy.special.binom(alpha, i))
+
+
+def _log_sum(terms: Floats) -> float:
+    """Return log sum exp to the bit as scipy does, whose care for other arrays takes ten times as long as the sum."""
+    top = terms.max()
+    at_top = terms == top
+    count, rest = at_top.sum(dtype=np.float64), np.exp(np.where(at_top, -np.inf, terms) - top).sum()
+    found = float(np.log1p(rest / count) + np.log(count) + top)
+    return found if math.isfinite(found) else float(scipy.special.logsumexp(terms))
 
 
 def _fractional(sigma: float, q: float, alphas: Floats) -> Floats:
