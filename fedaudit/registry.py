@@ -100,6 +100,18 @@ def _load(group: Group) -> None:
     _loaded.add(group)
 
 
+def _load_one(name: str, group: Group) -> None:
+    """Import the module that is called like a method or an attack of this package, and all of them for other names."""
+    if group in _loaded:
+        return
+    importlib.import_module(f"fedaudit.{group}")
+    family = _families[f"fedaudit.{group}"].get(name, SHARED)
+    if family != SHARED:
+        importlib.import_module(f"fedaudit.{group}.{family}.{name}")
+    if family == SHARED or name not in _found[group]:
+        _load(group)
+
+
 class _WithoutFamily(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Imports `fedaudit.methods.fedavg` as the module `fedaudit.methods.averaging.fedavg`, of which there is one."""
 
@@ -162,7 +174,7 @@ def find(name: str, group: Group = "methods") -> type:
     """Return the class behind a name or `package.module:Class`."""
     if ":" in name:
         return _by_path(name, group)
-    _load(group)
+    _load_one(name, group)
     if name in _found[group]:
         return _found[group][name]
     if name in _broken[group]:

@@ -124,6 +124,56 @@ def test_other_packages_add_names_and_replace_none(own, monkeypatch):
     assert len(asked) == 1, "each group is looked through once"
 
 
+def test_to_find_a_method_imports_its_own_module_alone(own, monkeypatch):
+    """All others are imported for a name that no module has, or for a module that registers another name."""
+
+    class Mine:
+        pass
+
+    imported = []
+
+    def imports(name):
+        imported.append(name)
+        if name == "fedaudit.methods.f.a":
+            registry.register("a")(Mine)
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: imported.append("entry points") or [])
+    monkeypatch.setattr(registry.importlib, "import_module", imports)
+    monkeypatch.setattr(registry, "_families", {"fedaudit.methods": {"a": "f", "_b": "f", "c": "shared", "d": "g"}})
+    registry._loaded.clear()
+    assert registry.find("a") is Mine
+    assert imported == ["fedaudit.methods", "fedaudit.methods.f.a"]
+    whole = ["fedaudit.methods", "fedaudit.methods.f.a", "fedaudit.methods.g.d", "entry points"]
+    for name, first in (("d", ["fedaudit.methods.g.d"]), ("c", []), ("a+d", [])):
+        registry._loaded.clear()
+        imported.clear()
+        with pytest.raises(SettingError, match="Unknown method"):
+            registry.find(name)
+        assert imported == ["fedaudit.methods", *first, *whole]
+    imported.clear()
+    assert registry.find("a") is Mine
+    assert imported == [], "all are there"
+
+
+def test_an_own_method_may_not_take_the_name_of_one_of_the_package(own, monkeypatch):
+    """Also if its module has not been imported: the name would be another method for this process alone."""
+
+    class Mine:
+        pass
+
+    class Theirs:
+        pass
+
+    monkeypatch.setattr(
+        registry.importlib, "import_module", lambda name: name[-1] == "a" and registry.register("a")(Theirs)
+    )
+    monkeypatch.setattr(registry, "_families", {"fedaudit.methods": {"a": "f"}})
+    registry.register("a")(Mine)
+    registry._loaded.clear()
+    with pytest.raises(SettingError, match="'a' names two methods"):
+        registry.find("a")
+
+
 def test_a_file_may_name_only_code_that_is_trusted(monkeypatch, tmp_path):
     """Code that is imported already and code of fedaudit need no trust; the user may name anything."""
     monkeypatch.setattr(registry, "_trusting", False)

@@ -6,11 +6,14 @@ import math
 
 import numpy as np
 import pytest
+from scipy import special
 from scipy import stats as scipy_stats
 
 from fedaudit.errors import ContractError, SettingError
 from fedaudit.stats import (
+    QUANTILES,
     Estimate,
+    _quantile,
     _signed_rank,
     above,
     check_confidence,
@@ -175,3 +178,9 @@ def test_wilsons_interval_ends_where_its_equation_holds(k, n, confidence):
     assert low < k / n < high
     for end in (low, high):
         assert abs(k / n - end) == pytest.approx(z * math.sqrt(end * (1 - end) / n), rel=1e-9)
+
+
+def test_quantiles_that_stand_in_the_source_are_scipys():
+    """To the bit: a figure may not depend on which of the two gave it."""
+    assert {level: float(special.ndtri(0.5 + level / 2)) for level in QUANTILES} == QUANTILES
+    assert [_quantile(level) for level in (0.9, 0.95)] == [special.ndtri(0.95), special.ndtri(0.975)]

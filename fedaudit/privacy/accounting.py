@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.special import ndtr
+import scipy
 
 from fedaudit.errors import PrivacyError
 from fedaudit.extras import install
@@ -263,7 +263,7 @@ class _Reverse:
         """Return P[log P/Q >= -t]: x >= s^2 log((e^-t - 1 + q) / q) + 1/2."""
         inner = (np.exp(-np.asarray(t, dtype=float)) - 1 + self.q) / self.q
         x = self.sigma**2 * np.log(np.where(inner > 0, inner, 1.0)) + 0.5
-        return np.where(inner > 0, ndtr(-x / self.sigma), 1.0)
+        return np.where(inner > 0, scipy.special.ndtr(-x / self.sigma), 1.0)
 
 
 @functools.lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
-from scipy.special import erfcx, ndtr, ndtri
+import scipy
 
 from fedaudit.errors import PrivacyError, unknown
 
@@ -77,7 +77,7 @@ def _check_mu(mu: object) -> float:
 
 def _mills(x: float) -> float:
     """Return the Mills ratio (1 - Phi(x)) / phi(x), without underflow."""
-    return math.sqrt(math.pi / 2) * float(erfcx(x / math.sqrt(2)))
+    return math.sqrt(math.pi / 2) * float(scipy.special.erfcx(x / math.sqrt(2)))
 
 
 def _slope(x: np.ndarray) -> np.ndarray:
@@ -87,7 +87,7 @@ def _slope(x: np.ndarray) -> np.ndarray:
     bracket depends on it.
     """
     x = np.minimum(x, 1e150)  # keeps the square finite
-    near = 1 - x * math.sqrt(math.pi / 2) * erfcx(x / math.sqrt(2))
+    near = 1 - x * math.sqrt(math.pi / 2) * scipy.special.erfcx(x / math.sqrt(2))
     return np.where(x < 40, near, 1 / (x * x + 3))
 
 
@@ -101,7 +101,7 @@ def _log_delta(s: float, mu: float) -> float:
     u, v = s - mu / 2, s + mu / 2
     log_phi = -0.5 * u * u - _LOG_SQRT_2PI
     if u <= 0 and mu >= 0.5:  # Phi(-u) >= 1/2 and M(u) may overflow; nothing cancels here
-        return math.log(float(ndtr(-u)) - math.exp(log_phi) * _mills(v))
+        return math.log(float(scipy.special.ndtr(-u)) - math.exp(log_phi) * _mills(v))
     gap = 0.5 * mu * float(_WEIGHTS @ _slope(s + 0.5 * mu * _NODES)) if mu < 0.5 else _mills(u) - _mills(v)
     return log_phi + math.log(gap) if gap > 0 else -math.inf
 
@@ -139,7 +139,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     if _log_delta(0.0, mu) <= target:
         return 0.0
     # delta <= Phi(mu/2 - s), hence s <= mu/2 - Phi^-1(delta): the place to start from.
-    start = max(mu / 2 - float(ndtri(delta)), 1e-3)
+    start = max(mu / 2 - float(scipy.special.ndtri(delta)), 1e-3)
     return mu * _root(lambda s: _log_delta(s, mu) - target, start)
 
 
@@ -177,9 +177,9 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     """
     target = math.log(delta)
     # Start from the larger of two lower bounds on mu: delta <= Phi(mu/2 - epsilon/mu) and delta <= 2 Phi(mu/2) - 1.
-    z = float(ndtri(delta))
+    z = float(scipy.special.ndtri(delta))
     root = math.sqrt(z * z + 2 * epsilon)
-    start = max(2 * epsilon / (root - z) if z < 0 else root + z, 2 * float(ndtri(0.5 + delta / 2)))
+    start = max(2 * epsilon / (root - z) if z < 0 else root + z, 2 * float(scipy.special.ndtri(0.5 + delta / 2)))
     return _root(lambda mu: _log_delta(epsilon / mu, mu) - target, start)
 
 

@@ -14,7 +14,7 @@ from functools import cached_property
 from typing import Protocol
 
 import numpy as np
-from scipy.special import ndtr, ndtri
+import scipy
 
 from fedaudit.stats import Floats
 
@@ -112,12 +112,12 @@ class ScoreSum:
             return 1.0
         x = (value - mean) / math.sqrt(variance)
         if abs(x) < 0.1:  # at the mean itself Lugannani and Rice divide by 0
-            return float(ndtr(x))
+            return float(scipy.special.ndtr(x))
         t, k, k2 = self._tilt(max(value, least + 1e-9 * (most - least)))
         w = math.copysign(math.sqrt(max(2 * (t * value - k), 0.0)), t)
         u = t * math.sqrt(k2)
         density = math.exp(-(w**2) / 2) / math.sqrt(2 * math.pi)
-        return min(1.0, max(0.0, float(ndtr(w)) + (density * (1 / w - 1 / u) if w * u > 0 else 0.0)))
+        return min(1.0, max(0.0, float(scipy.special.ndtr(w)) + (density * (1 / w - 1 / u) if w * u > 0 else 0.0)))
 
     def _tilt(self, value: float) -> tuple[float, float, float]:
         """Return t with K'(t) = value, and K and K'' there: Newton's steps, kept between values on either side."""
@@ -144,7 +144,7 @@ class ScoreSum:
     def level(self, scale: float, power: float) -> float:
         """Return the level at which noise of this scale would be found too small, with that probability."""
         mean, variance = self._moments_at(scale)
-        return self.below(mean + float(ndtri(power)) * math.sqrt(variance))
+        return self.below(mean + float(scipy.special.ndtri(power)) * math.sqrt(variance))
 
     def _moments_at(self, scale: float) -> tuple[float, float]:
         """Return mean and variance of the sum with noise of another scale."""
@@ -176,7 +176,8 @@ class ScoredScale(ScoreSum):
 
     def limits(self, level: float, each: float) -> tuple[float, float]:
         """Return the scales at which the score lies just so far above, or below, its mean: asymptotic."""
-        return self._where(-float(ndtri(level / 2))), self._where(float(ndtri(each)), math.inf)
+        low = self._where(-float(scipy.special.ndtri(level / 2)))
+        return low, self._where(float(scipy.special.ndtri(each)), math.inf)
 
     def _where(self, deviations: float, beyond: float | None = None) -> float:
         """Return the scale at which mean + deviations is the score, between the scales; `beyond` if none reaches it."""

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
     from fedaudit.suite.cell import Cell
 
 # Modules that optimisers, scores, baselines and pictures would otherwise import on first use.
-USUAL = ("torch._dynamo", "scipy.stats", "sklearn.ensemble", "matplotlib.backends.backend_agg", "PIL.PngImagePlugin")
+USUAL = (
+    "torch._dynamo", "scipy.stats", "sklearn.ensemble", "matplotlib.backends.backend_agg", "matplotlib.figure",
+    "PIL.PngImagePlugin",
+)  # fmt: skip
 BEAR_A_FORK = {"jemalloc_bg_thd"}  # names of threads that survive a fork
 FORK = sys.platform == "linux"  # elsewhere forking is not safe with all libraries, so a process serves one cell
 

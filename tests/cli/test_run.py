@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 import reported
@@ -53,6 +55,34 @@ def test_every_method_has_such_settings(name):
     cls = find(name)
     assert cls.on_digits
     assert cls.make(dict(cls.on_digits)), "and takes them"
+
+
+WHAT_A_RUN_NEED_NOT_IMPORT = """
+import sys, torch
+from fedaudit.cli.main import main
+try:
+    main()
+except SystemExit as e:
+    assert not e.code, e.code
+from fedaudit.training.fit import adam, fit, sgd
+from fedaudit.training.losses import ce
+model, rows = torch.nn.Linear(3, 2), (torch.ones(8, 3), torch.zeros(8, dtype=torch.long))
+for opt in (sgd(0.1, momentum=0.9), adam()):
+    fit(model, ce, rows, opt=opt, batch=4, epochs=2, steps=None, rng=torch.Generator())
+heavy = ["torch._dynamo", "scipy.special", "scipy.stats", "sklearn", "matplotlib", "torchvision", "opacus", "pandas"]
+heavy += ["fedaudit.methods.datafree.dense", "fedaudit.privacy.mechanisms.laplace", "fedaudit.attack"]
+heavy += ["fedaudit.reports"]
+print([name for name in heavy if name in sys.modules])
+"""
+
+
+def test_a_run_without_noise_imports_only_what_it_needs(tmp_path):
+    """Each of these takes as long as such a run itself: torch's compiler, scipy's functions, and all other methods."""
+    words = ["run", "--clients", "2", "--rounds", "1", "--model", "mlp", "--set", "E=1", "--out", tmp_path / "run"]
+    command = [sys.executable, "-c", WHAT_A_RUN_NEED_NOT_IMPORT, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines()[-1:] == ["[]"], done.stderr
+    assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "done"
 
 
 def test_a_method_without_its_transfer_set_fails_before_it_begins(tmp_path):

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 from scipy.integrate import quad
+from scipy.special import logsumexp
 
 from fedaudit.privacy import accounting, renyi
 from fedaudit.privacy.renyi import renyi_divergence, renyi_epsilon
@@ -90,3 +91,22 @@ def test_a_series_that_ends_in_its_first_piece_is_not_given_up(monkeypatch):
     monkeypatch.setattr(renyi, "FIRST", 4096)
     monkeypatch.setattr(renyi, "MOST", 0)
     assert renyi_divergence(1.1, 0.4, (2.5,)) == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "terms", [[0.5], [3.0, 3.0, 1.0], [-800.0, -801.5], [710.0, 5.0, -3.0], [np.inf, 1.0], [-np.inf] * 2]
+)
+def test_a_sum_of_logarithms_is_scipys_to_the_bit(terms):
+    """Noise that was calibrated before is calibrated to the same number."""
+    with np.errstate(all="ignore"):
+        assert renyi._log_sum(np.array(terms)) == logsumexp(terms)
+    drawn = np.random.default_rng(len(terms)).normal(0, 30, (20, 300))
+    assert [renyi._log_sum(row[: 13 * k + 1]) for k, row in enumerate(drawn)] == [
+        logsumexp(row[: 13 * k + 1]) for k, row in enumerate(drawn)
+    ]
+
+
+def test_coefficients_of_a_whole_order_by_hand():
+    i, log_c = renyi._coefficients(4)
+    assert i.tolist() == [0, 1, 2, 3, 4]
+    assert np.exp(log_c) == pytest.approx([1, 4, 6, 4, 1])

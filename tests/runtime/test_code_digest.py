@@ -145,6 +145,101 @@ def test_a_renamed_file_is_another_harness(copied):
     assert digests()[0] != before[0]
 
 
+# --- digests that are kept for the next process ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small(tmp_path, monkeypatch):
+    """A package of three modules, one of them the module of digests, and a function that gives the harness's digest as
+    a new process would, with the sources that it read."""
+    top = tmp_path / "fedaudit"
+    (top / "runtime").mkdir(parents=True)
+    (top / "wire").mkdir()
+    (top / "rng.py").write_text("x = 1\n")
+    (top / "wire" / "codec.py").write_text("y = 2\n")
+    (top / "runtime" / "code_digest.py").write_text("z = 3\n")
+    monkeypatch.setattr(code_digest, "__file__", str(top / "runtime" / "code_digest.py"))
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    monkeypatch.setattr(sys, "pycache_prefix", None)
+    read = []
+    of_code = code_digest._digest_of_code.__wrapped__
+    monkeypatch.setattr(code_digest, "_digest_of_code", lambda source: read.append(source.decode()) or of_code(source))
+
+    def digests(*rooms):
+        code_digest.harness.cache_clear()
+        read.clear()
+        return code_digest.harness(rooms or code_digest.ROOMS), sorted(read)
+
+    yield top, digests
+    code_digest.harness.cache_clear()
+
+
+def test_a_later_process_reads_only_the_modules_that_changed(small):
+    top, digests = small
+    first, read = digests()
+    assert read == ["x = 1\n", "y = 2\n", "z = 3\n"]
+    assert digests() == (first, [])
+    assert digests("wire")[1] == [], "another choice of rooms finds its modules, too"
+    (top / "wire" / "codec.py").write_text("y = 4\n")
+    other, read = digests()
+    assert read == ["y = 4\n"]
+    assert digests() == (other, [])
+    (top / "wire" / "codec.py").write_text("y = 2  # as before\n")
+    assert digests() == (first, ["y = 2  # as before\n"])
+    (top / "wire" / "more.py").write_text("more = 1\n")
+    assert digests()[0] not in (first, other)
+    kept = list((top / "runtime" / "__pycache__").iterdir())
+    assert [path.name for path in kept] == [f"code_digest.{sys.implementation.cache_tag}.digests"], "nothing half done"
+
+
+def test_digests_of_fewer_rooms_leave_those_of_the_others_there(small):
+    top, digests = small
+    assert digests("wire")[1] == ["x = 1\n", "y = 2\n"]
+    assert digests("runtime")[1] == ["z = 3\n"]
+    (top / "rng.py").write_text("x = 5\n")
+    assert digests("runtime")[1] == ["x = 5\n"]
+    assert digests()[1] == []
+
+
+def test_another_version_of_this_module_reads_everything_anew(small):
+    """It may make other digests of the same code."""
+    top, digests = small
+    before = digests()[0]
+    (top / "runtime" / "code_digest.py").write_text("z = 3  # another version\n")
+    assert digests() == (before, ["x = 1\n", "y = 2\n", "z = 3  # another version\n"])
+    assert digests() == (before, [])
+
+
+@pytest.mark.parametrize("damage", ["", "{", "[]", "3", "null", '{"by": 1}', "by", "modules", "pair", "null in it"])
+def test_kept_digests_that_are_damaged_are_made_again(small, damage):
+    top, digests = small
+    before = digests()[0]
+    (place,) = (top / "runtime" / "__pycache__").iterdir()
+    found = json.loads(place.read_text())
+    changed = {
+        "by": found | {"by": "another"}, "modules": found | {"modules": [1, 2]},
+        "pair": found | {"modules": {"rng": "x"}}, "null in it": found | {"modules": {"rng": None}},
+    }  # fmt: skip
+    place.write_text(json.dumps(changed[damage]) if damage in changed else damage)
+    assert digests() == (before, ["x = 1\n", "y = 2\n", "z = 3\n"])
+    assert digests() == (before, [])
+
+
+def test_nothing_is_kept_where_python_keeps_nothing(small, monkeypatch, tmp_path):
+    top, digests = small
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    before, read = digests()
+    assert digests() == (before, read)
+    assert not (top / "runtime" / "__pycache__").exists()
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    (top / "runtime" / "__pycache__").write_text("a file in the place of the folder")
+    assert digests() == (before, read), "a folder that cannot be written is no error"
+    assert digests() == (before, read)
+    monkeypatch.setattr(sys, "pycache_prefix", str(tmp_path / "elsewhere"))
+    assert digests() == (before, read)
+    assert digests() == (before, [])
+
+
 def _reached(starts: list[str]) -> set[str]:
     """The modules of the package that these import, also inside functions, and what those import in turn."""
     lazy = {name: module for module, names in fedaudit._NAMES.items() for name in names.split()}

@@ -3,15 +3,18 @@ once, before the fork."""
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import subprocess
 import sys
+import textwrap
 from types import SimpleNamespace
 
 import pytest
 
-from fedaudit.attack import score
+from fedaudit.attack import pictures, score
 from fedaudit.runtime import code_digest, nursery
 from fedaudit.suite import worker
 
@@ -85,6 +88,14 @@ def test_what_cells_may_need_is_imported_where_it_is_installed(monkeypatch):
     monkeypatch.delitem(sys.modules, "colorsys", raising=False)
     worker.prepare(["colorsys", "neither_is_this"])
     assert "colorsys" in sys.modules
+
+
+def test_what_pictures_are_drawn_with_is_imported_before_the_fork():
+    """Each cell that has a picture would take half a second for it."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(pictures.draw)))
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert len(modules) == 2
+    assert set(modules) <= set(worker.USUAL)
 
 
 def test_the_code_is_read_before_the_fork(monkeypatch):

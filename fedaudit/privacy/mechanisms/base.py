@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+import scipy
 import torch
-from scipy.special import ndtri
 from torch import Generator, Tensor
 
 from fedaudit.errors import PrivacyError, unknown
@@ -199,7 +199,7 @@ class Mechanism:
 
     def quantiles(self, shares: Floats) -> Floats:
         """Return quantiles of noise with standard deviation 1."""
-        return ndtri(shares)
+        return scipy.special.ndtri(shares)
 
     def epsilon_at(self, ready: Prepared, scale: float, delta: float) -> float:
         """Return the epsilon of one release with noise of so many times the promised."""
@@ -255,11 +255,12 @@ def choices(trains: bool | None = None) -> list[str]:
 
 def mechanism_named(name: str) -> Mechanism:
     """Return a mechanism by its name. What follows a comma is a remark on it."""
-    _read_files()
-    found = _known.get(name.partition(",")[0])
-    if found is None:
+    key = name.partition(",")[0]
+    if key not in _known:
+        _read_files()
+    if key not in _known:
         raise PrivacyError(unknown("mechanism", name, choices()))
-    return found
+    return _known[key]
 
 
 def mechanism_of(named: Named) -> Mechanism:

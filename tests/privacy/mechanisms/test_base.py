@@ -18,6 +18,7 @@ from fedaudit.epsilon.noise_tests import Residual, _scale_test
 from fedaudit.errors import PrivacyError
 from fedaudit.privacy.accounting import Event
 from fedaudit.privacy.ledger import LedgerEntry
+from fedaudit.privacy.mechanisms import base
 from fedaudit.privacy.mechanisms.base import (
     Mechanism,
     Noise,
@@ -169,6 +170,18 @@ def test_a_name_before_a_comma_is_the_mechanism():
 
 
 FREE = {"field": "A.b", "kind": "logits", "relation": "any", "condition": "by this"}
+
+
+def test_files_of_mechanisms_are_read_for_a_name_that_is_not_known_yet(monkeypatch):
+    known = {"gaussian": base.mechanisms()["gaussian"]}
+    read = []
+    more = lambda: read.append(1) or known.update(late="found")  # noqa: E731
+    monkeypatch.setattr(base, "_known", known)
+    monkeypatch.setattr(base, "_read_files", more)
+    assert base.mechanism_named("gaussian, before a sum") is known["gaussian"]
+    assert read == []
+    assert base.mechanism_named("late") == "found"
+    assert read == [1]
 
 
 def test_words_of_what_has_no_noise_of_its_own():
