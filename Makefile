@@ -9,7 +9,7 @@ OUT ?= audit
 THRESHOLD ?= 1.1
 PARALLEL ?= -n 2 --dist loadfile
 
-.PHONY: audit test test-all fingerprints tested mutants mutants-random fuzz budgets bench bench-compare bench-quick lint format reference docs clean
+.PHONY: audit test test-all fingerprints tested verdicts mutants mutants-random fuzz budgets bench bench-compare bench-quick lint format reference docs clean
 
 audit: $(CORE)  ## the main job: several methods on digits, attacked and reported
 	$(BIN)/fedaudit audit --out $(OUT) --jobs 2
@@ -28,6 +28,9 @@ fingerprints: $(STAMP)  ## what tiny runs of all methods send, kept anew: only f
 
 tested: $(STAMP)  ## test what the package's methods declare, and keep the verdicts: for those edited since (METHODS="fedavg dfrd": for these)
 	$(BIN)/fedaudit check-method $(or $(METHODS),edited) --write
+
+verdicts: $(STAMP)  ## whether the kept verdicts are of the methods as they are now
+	$(BIN)/python -m pytest -q -n0 -m slow tests/trust/test_check_method.py -k was_tested_as_it_is
 
 mutants: $(STAMP)  ## wrong edits of the code that tests must notice; ARGS="--only ledger", ARGS="--slice 3/20", ARGS=--sort
 	$(BIN)/python tests/helpers/tools/mutants.py $(ARGS)
