@@ -48,15 +48,12 @@ def single_precision() -> Iterator[None]:
     TF32 keeps 11 bits of an image: 1 + 0.001 u, FedZGE's query, would lose most of u. It keeps as many of what the
     last layer multiplies, whose differences are as small.
     """
-    kinds = torch.backends.cudnn, torch.backends.cuda.matmul
-    before = [kind.allow_tf32 for kind in kinds]
-    for kind in kinds:
-        kind.allow_tf32 = False
+    before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
     try:
         yield
     finally:
-        for kind, allowed in zip(kinds, before, strict=True):
-            kind.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = before
 
 
 @torch.no_grad()
