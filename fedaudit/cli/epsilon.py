@@ -348,7 +348,7 @@ def print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
 
         print(json.dumps(plain(audits), indent=1))
         return
-    names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}
+    names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "bound": "at least", "p_value": "p"}
     rows = [
         {"claim": audit.claim}
         | {word: getattr(audit, key) for key, word in names.items()}

@@ -729,12 +729,28 @@ def test_trainings_without_spans_or_steps(training):
 
 def test_a_wrong_count_gives_a_larger_bound_and_never_a_smaller_one(training):
     training.repeated[0].made[0] = dataclasses.replace(training.repeated[0].made[0], longest=3.0)
-    training.otherwise = "sent otherwise"
+    training.otherwise, training.finding = "sent otherwise", finding_of(p=1e-9)
     for epsilon in (1.5, 7.0):
         training.count = WrongCount("the ledger says less", epsilon)
         told = training.audit()
         assert told[4] == max(2.5, epsilon)
         assert told[9] == ("a record's gradient has 3 times the clipping norm; the ledger says less; sent otherwise")
+
+
+@pytest.mark.parametrize(("p", "told"), [(1e-9, True), (0.099, True), (0.101, False), (0.8, False)])
+def test_noise_of_steps_that_were_not_sent_is_told_only_where_it_accuses(training, p, told):
+    """At a confidence of 0.9, below 0.1. Else it says nothing of what was sent. A wrong count still stands in words."""
+    again = "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+    training.repeated[1].same_state = False
+    training.finding, training.otherwise = finding_of(p=p), "sent otherwise"
+    training.count = WrongCount("the ledger says less", 7.0)
+    found = training.audit()
+    assert found[4] == (7.0 if told else None)
+    assert found[9] == "the ledger says less; sent otherwise"
+    assert found[10] == (f"{again}; " if told else "") + "2 of 8 steps were made again"
+    training.otherwise = ""
+    found = training.audit()
+    assert (found[4], found[10]) == (7.0, f"{again}; 2 of 8 steps were made again"), "what was sent may be the same"
 
 
 @pytest.mark.parametrize(("off", "foreign"), [(0.5e-6, False), (1.5e-6, True)])
@@ -817,6 +833,15 @@ def test_what_is_wrong_decides_whatever_the_noise_says(verdicts):
     assert found.how.startswith("too long; noise x 0.98")
     assert found.how.endswith("; a note")
     assert verdicts.of(wrong="too long", p=1e-20).p_value == 1e-20
+
+
+def test_what_was_found_on_something_else_gives_no_figure(verdicts):
+    found = verdicts.of("training", bound=None, wrong="sent otherwise", note="a note", aparts=(0.0, 0.5))
+    assert (found.verdict, found.lower_bound, found.bound, found.trials) == ("refuted", 0.0, None, 77)
+    assert found.how == (
+        "sent otherwise; how much noise it holds cannot be told, and no bound follows, over 9 releases of 2 clients; "
+        "what was sent, or the client's model, does not come out again (relative difference 0.5); a note"
+    )
 
 
 def test_a_kind_without_a_ledger_is_infinite(verdicts):
