@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gaussian_by_hand import epsilon_of, multiplier_for
-from protected import ALL, ONE, SMALL, Everything, everything, fedavg
+from protected import ALL, ONE, SMALL, Everything, everything, fedavg, few_steps
 from scipy import stats
 
 from fedaudit import ce, run, sgd
@@ -204,6 +204,40 @@ def test_less_noise_in_private_training_is_found(factor, trained, monkeypatch):
     assert found.verdict == "refuted"
     assert found.lower_bound > found.claim_epsilon
     assert "to the bit" in found.how, "the run was honest: its weights do not come out again"
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [{"noise_multiplier": 1.0}, pytest.param({"noise_multiplier": None, "epsilon": 8.0}, marks=pytest.mark.long)],
+)
+def test_private_training_is_tried_at_the_delta_that_nobody_chose(promise, tmp_path, monkeypatch):
+    """Where delta is 1/n, one record alone has none: what is done with a few records has the training's own. The run
+    with half of the noise is accused by what it sent. How much noise that has nobody can tell: no figure of the
+    repetition, whose noise is as promised, stands beside it."""
+    from opacus.optimizers import DPOptimizer
+
+    real = DPOptimizer.add_noise
+
+    def half(self):
+        real(self)
+        for p in self.params:
+            p.grad = (p.summed_grad.view_as(p) + p.grad) / 2
+
+    privacy = {"delta": "1/n", **promise}
+    (found,) = audit_residuals(few_steps(tmp_path / "honest", privacy), clients=[0])
+    ledger = read_record(tmp_path / "honest").ledger
+    assert (found.verdict, found.delta) == ("not refuted", pytest.approx(max(1 / row.n for row in ledger)))
+    assert found.trials > 10_000
+    assert "noise x " in found.how
+    with monkeypatch.context() as m:
+        m.setattr(DPOptimizer, "add_noise", half)
+        few_steps(tmp_path / "half", privacy)
+    (found,) = audit_residuals(tmp_path / "half", clients=[0])
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise; how much noise it holds cannot be told, and no bound follows" in found.how
+    assert (found.lower_bound, found.bound) == (0.0, None)
+    assert not re.search(r"noise x [\d.]", found.how)
+    assert "as it is now" not in found.how
 
 
 def test_gradients_that_are_not_clipped_are_found(trained, monkeypatch):
