@@ -50,10 +50,8 @@ def _claims(row: SummaryRow) -> list[Case]:
         name = f"{row.label}: {claim_text(of_claim[0])} ({test})"
         if (test, claim) in refuted:
             a = refuted[test, claim]
-            said = (
-                f"refuted at a level of {level_of(a.confidence):g}, p = {a.p_value:.2g}: at least {a.lower_bound:.3g} "
-                f"at {100 * a.confidence:g} %; {a.how}"
-            )
+            least = "" if a.bound is None else f"at least {a.bound:.3g} at {100 * a.confidence:g} %; "
+            said = f"refuted at a level of {level_of(a.confidence):g}, p = {a.p_value:.2g}: {least}{a.how}"
             cases.append(Case("claim", name, "failure", said))
             continue
         words = {word: a for a, word in together if (a.test, a.claim) == (test, claim)}

@@ -31,7 +31,8 @@ MOST = 1_000_000  # the most canaries, guesses or trials
 Delta = Annotated[float, typer.Option(help="Failure probability of the claim.")]
 Confidence = Annotated[float, typer.Option(help="Probability with which a bound holds.")]
 Claim = Annotated[float | None, typer.Option(help="An epsilon to test against the bound.", show_default=False)]
-Fail = Annotated[bool, typer.Option("--fail-if-refuted", help="Exit with code 1 if a claim is refuted, for CI.")]
+FAILS = "Exit with code 1 if a claim is refuted, for CI; with 2 if a claim could not be tried."
+Fail = Annotated[bool, typer.Option("--fail-if-refuted", help=FAILS)]
 Client = Annotated[str, typer.Option(help="all, or a client's number.")]
 
 
@@ -296,7 +297,8 @@ def claims_refuted(audits: list[EpsilonAudit]) -> bool:
 def run_refuted(run: Path) -> bool:
     """Say if anything in the run is refuted, by these audits or by earlier ones that the folder keeps.
 
-    It is what a budget of refuted claims counts: see `fedaudit check`.
+    It is what a budget of refuted claims counts: see `fedaudit check`. Where nothing is refuted and a claim could not
+    be tried, it raises SettingError.
     """
     from fedaudit.metrics.guarantee import REFUTED
     from fedaudit.runtime.run_record import read_record
@@ -348,7 +350,7 @@ def print_audits(audits: list[EpsilonAudit], run: Path, as_json: bool) -> None:
 
         print(json.dumps(plain(audits), indent=1))
         return
-    names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "lower_bound": "at least", "p_value": "p"}
+    names = {"claim_epsilon": "claimed", "ledger_epsilon": "ledger", "bound": "at least", "p_value": "p"}
     rows = [
         {"claim": audit.claim}
         | {word: getattr(audit, key) for key, word in names.items()}

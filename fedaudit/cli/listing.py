@@ -262,10 +262,8 @@ def _audit_line(audit: EpsilonAudit) -> str:
     text += "ledger not composed, " if audit.ledger_epsilon is None else f"ledger {audit.ledger_epsilon:.4g}, "
     if not audit.trials:
         return f"{text}{audit.verdict}: {audit.how}"
-    return (
-        f"{text}at least {audit.lower_bound:.4g}: {audit.verdict} "
-        f"(p = {audit.p_value:.2g}, {audit.trials} trials, {audit.test})"
-    )
+    least = "" if audit.bound is None else f"at least {audit.bound:.4g}: "
+    return f"{text}{least}{audit.verdict} (p = {audit.p_value:.2g}, {audit.trials} trials, {audit.test})"
 
 
 def ledger_lines(record: RunRecord) -> list[str]:

@@ -242,9 +242,9 @@ class Witness(Client):
             fit = PrivateFit(
                 self.id, self.t, before, loss, tuple(doubled(row) for row in rows),
                 {name: doubled(value) for name, value in (options["given"] or {}).items()},
-                options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0, policy,
-                policy.releases or self._site.rounds, (*key, self._fits), self.device, options.get("augment"),
-                self._site.people(), self.stacked,
+                options["batch"], options["epochs"], options["steps"], fitted.steps, entry.sigma or 0.0,
+                policy.model_copy(update={"delta": entry.delta}), policy.releases or self._site.rounds,
+                (*key, self._fits), self.device, options.get("augment"), self._site.people(), self.stacked,
             )  # fmt: skip
             for probe in self.probes:
                 if probe is noise_of:
@@ -283,7 +283,7 @@ class PrivateFit:
     steps: int | None
     count: int  # steps that it took
     sigma: float  # as the ledger has it
-    policy: Policy
+    policy: Policy  # its delta is the training's own as a number: parts of it, of few records, have no other
     fits: int
     key: tuple[object, ...]
     device: torch.device

@@ -45,6 +45,20 @@ def refuting(audits: Sequence[EpsilonAudit]) -> list[EpsilonAudit]:
     return [audit for audit, word in judged(audits) if word == "refuted"]
 
 
+def untried(audits: Sequence[EpsilonAudit]) -> EpsilonAudit | None:
+    """Return an audit that leaves its claim untested, so that no gate may take it for one that stands; None: there is
+    none.
+
+    It is one that should have been made and could not be, of a kind that no other test tried (what a release does to
+    made-up values is no trial of what was sent); or any at all, where no test tried anything. What was never released
+    (the ledger has 0 for it) has no claim.
+    """
+    tried = {audit.kind for audit in audits if audit.trials and not audit.certain}
+    left = [a for a in audits if not a.trials and a.kind not in tried and a.ledger_epsilon != 0]
+    anything = any(audit.trials for audit in audits)
+    return next((audit for audit in left if audit.seeks is not None or not anything), None)
+
+
 def told(audits: Sequence[EpsilonAudit]) -> Said:
     """One word for a run: the worst that is said of any of its claims.
 

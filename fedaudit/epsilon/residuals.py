@@ -7,7 +7,9 @@ the audit makes itself (fedaudit.epsilon.private_steps); what the ledger counts 
 what was sent is held against what the run's own key gives.
 
 The lower bound on epsilon follows from the scale alone: the claim's formula with the largest noise that the residuals
-allow. What another test refutes (reused noise, say) refutes the claim without giving it another epsilon.
+allow. What another test refutes (reused noise, say) refutes the claim without giving it another epsilon. Where steps of
+DP-SGD are as promised and only what was sent is not what they give, neither scale nor bound is told: they are not those
+of what was sent.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ TEST = "residuals"
 FAITHFUL = 1e-3  # relative difference up to which a repetition is the run's computation but for rounding
 STRAY = 1e-2  # relative difference from which on a repetition under the same conditions is another computation
 ALIGNED = 1e-6  # p-value below which what is missing lies along the noise
+ACCUSES = ("refuted", "suspicious")
 GRAINS = 2  # a release is rounded when its noise is added, and its noise when it is scaled
 LARGE = 1 << 16  # numbers of a parameter that are looked at
 LEVELS = np.arange(256) / 127.5 - 1  # what a uint8 field can say
@@ -260,22 +263,24 @@ def _audit_training(
     wrong = _clipped_wrongly(trainings, repeated)
     if wrong_count := counted_again(run, trainings):
         wrong, bound = "; ".join(filter(None, [wrong, wrong_count.words])), max(bound, wrong_count.epsilon)
-    said = {e.sigma for row in run.record.ledger for e in row.entries if e.kind == TRAINING and e.sigma is not None}
+    known = {e.sigma for row in run.record.ledger for e in row.entries if e.kind == TRAINING and e.sigma is not None}
     sigmas = [step.sigma for found in repeated for step in found.trained] + [made.sigma for made in trainings]
-    foreign = [sigma for sigma in sigmas if not any(math.isclose(sigma, other, rel_tol=1e-6) for other in said)]
+    foreign = [sigma for sigma in sigmas if not any(math.isclose(sigma, other, rel_tol=1e-6) for other in known)]
     if foreign:
         wrong = f"the ledger has no training with sigma = {foreign[0]:.4g}, which comes out"
-    wrong = "; ".join(filter(None, [wrong, _sent_otherwise(run, trainings, repeated)]))
-    how = [
-        "" if exact else "what was sent does not come out again to the bit: this is the noise of the code as it is now"
-    ]
+    otherwise = _sent_otherwise(run, trainings, repeated)
+    wrong = "; ".join(filter(None, [wrong, otherwise]))
+    # Steps that are as promised, beside something else that was sent: their noise is not that of what was sent.
+    foreign_noise = bool(otherwise) and said(finding.p, finding.tells_at, confidence) not in ACCUSES
+    again = "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+    how = ["" if exact or foreign_noise else again]
     how += [f"single steps were not looked at: {made.lacks}" for made in trainings if made.lacks][:1]
     if looked := sum(len(made.found) for made in trainings):
         how.append(f"{looked} of {sum(made.steps for made in trainings)} steps were made again")
     releases = len(trainings) or sum(len(found.trained) for found in repeated)
     return _audit(
-        run, TRAINING, "training, all rounds", claim, bound, ledger.delta, finding, repeated, releases, wrong,
-        "; ".join(filter(None, how)),
+        run, TRAINING, "training, all rounds", claim, None if foreign_noise else bound, ledger.delta, finding, repeated,
+        releases, wrong, "; ".join(filter(None, how)),
     )  # fmt: skip
 
 
@@ -318,9 +323,10 @@ def _matrix(t: Tensor) -> Floats:
 
 
 def _audit(
-    run: RunFolder, kind: str, claim: str, epsilon: float, bound: float, delta: float, finding: Finding,
+    run: RunFolder, kind: str, claim: str, epsilon: float, bound: float | None, delta: float, finding: Finding,
     repeated: list[Repeated], releases: int, wrong: str, note: str = "",
 ) -> EpsilonAudit:  # fmt: skip
+    """Return the audit of one claim. `bound`: None if what was found is not what was sent."""
     apart = max(found.apart for found in repeated)
     faithful = apart <= FAITHFUL
     p = min(finding.p, 1e-15) if wrong else finding.p
@@ -329,14 +335,16 @@ def _audit(
     if not faithful and verdict == "not refuted":
         verdict = "cannot tell"
     strongest = finding.strongest
+    over = f"{releases} releases of {len(repeated)} clients"
     how = [
-        f"noise x {finding.scale:.4g} of what is promised, at most x {finding.high:.4g}, over {releases} releases of "
-        f"{len(repeated)} clients",
+        f"noise x {finding.scale:.4g} of what is promised, at most x {finding.high:.4g}, over {over}",
         f"strongest of {len(finding.tests)} tests: {strongest.name}, p = {strongest.p:.2g}"
         + (f" ({strongest.worst})" if strongest.worst else ""),
         f"noise x {finding.finds:.3g} or less would be refuted with a probability of 99 %, at a level of "
         f"{level_of(finding.confidence):g}",
     ]
+    if bound is None:
+        how = [f"how much noise it holds cannot be told, and no bound follows, over {over}"]
     if not faithful:
         how.append(f"what was sent, or the client's model, does not come out again (relative difference {apart:.2g})")
         if other := other_conditions(run):
@@ -349,7 +357,7 @@ def _audit(
         claim=claim,
         claim_epsilon=epsilon,
         ledger_epsilon=worst.by_kind.get(kind, math.inf),
-        lower_bound=bound if verdict in ("refuted", "suspicious") else min(bound, epsilon),
+        lower_bound=0.0 if bound is None else bound if verdict in ACCUSES else min(bound, epsilon),
         p_value=p,
         trials=finding.numbers,
         confidence=finding.confidence,

@@ -9,7 +9,7 @@ from typing import Any
 
 from fedaudit.attack.attack_run import attack_run
 from fedaudit.epsilon.clipping import audit_clipping
-from fedaudit.epsilon.joint_verdict import refuting
+from fedaudit.epsilon.joint_verdict import refuting, untried
 from fedaudit.epsilon.joint_verdict import told as told_of
 from fedaudit.epsilon.release_path import audit_releases
 from fedaudit.epsilon.residuals import audit_residuals
@@ -179,25 +179,28 @@ def claims(record: RunRecord) -> Finding:
             "broken",
             f"{name}: the declarations of its messages do not hold; fedaudit check-method {name} names them.",
         )
-    REFUTED.limited(record)  # raises where no claim was tested
+    if not record.audits:
+        REFUTED.limited(record)  # raises: no claim was tested
     if against := refuting(record.audits):
         return Finding("claims_hold", "broken", f"{name}: {'; '.join(_refuted(audit) for audit in against)}.")
     word = told_of(record.audits)
     if word == "not refuted":
         return Finding("claims_hold", "kept", f"{name}: none of {len(record.audits)} tests refutes a claim.")
-    why = (
-        "evidence as strong as this comes with one honest run in twenty; repeat it with another seed"
-        if word == "suspicious"
-        else "the tests would miss a real violation; give more trials, or audit residuals"
-    )
+    why = "the tests would miss a real violation; give more trials, or audit residuals"
+    if word == "suspicious":
+        why = "evidence as strong as this comes with one honest run in twenty; repeat it with another seed"
+    elif (left := untried(record.audits)) is not None:
+        why = f"{left.test} could not try the claim for {left.claim}: {left.how.rstrip('.')}"
     return Finding("claims_hold", "cannot be told", f"{name}: the verdict on its claims is {word!r}: {why}.")
 
 
 def _refuted(audit: EpsilonAudit) -> str:
+    text = f"the claim of epsilon = {audit.claim_epsilon:.4g} for {audit.claim} is refuted by {audit.test}: "
+    if audit.bound is None:
+        return f"{text}{audit.how} (p = {audit.p_value:.2g})"
     return (
-        f"the claim of epsilon = {audit.claim_epsilon:.4g} for {audit.claim} is refuted by {audit.test}: at least "
-        f"{audit.lower_bound:.4g} was measured with {audit.confidence:.0%} confidence in {audit.trials} trials "
-        f"(p = {audit.p_value:.2g})"
+        f"{text}at least {audit.bound:.4g} was measured with {audit.confidence:.0%} confidence in {audit.trials} "
+        f"trials (p = {audit.p_value:.2g})"
     )
 
 

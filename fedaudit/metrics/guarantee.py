@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fedaudit.epsilon.joint_verdict import refuting
+from fedaudit.epsilon.joint_verdict import refuting, untried
 from fedaudit.metrics.metric import Metric, Records, register
 from fedaudit.privacy.ledger import LedgerEntry
 from fedaudit.privacy.update_policy import UPDATES
@@ -243,18 +243,27 @@ register(
 
 
 def _untested(record: RunRecord) -> str:
-    if record.audits:
+    """Return why the run's claims cannot be said to stand: nobody tested them, or one could not be tried."""
+    if not record.audits:
+        return (
+            f"No claim of the run of {record.setting.method} was tested. Run fedaudit epsilon release-path, or set "
+            "trials in the suite."
+        )
+    left = untried(record.audits)
+    if left is None or refuted_claims([record]):
         return ""
     return (
-        f"No claim of the run of {record.setting.method} was tested. Run fedaudit epsilon release-path, or set "
-        "trials in the suite."
+        f"The claim for {left.claim} in the run of {record.setting.method} is untested, so it cannot count as not "
+        f"refuted: {left.test} could not try it: {left.how.rstrip('.')}. Remove that cause and repeat the test, or try "
+        "the claim with another one (fedaudit epsilon --help)."
     )
 
 
 REFUTED = register(
     Metric(
         "refuted", "Refuted claims", "Guarantee", "count", "low", False,
-        "Number of claims of epsilon that measurements refuted, corrected for all audits.",
+        "Number of claims of epsilon that measurements refuted, corrected for all audits. There is none where a claim "
+        "could not be tried.",
         lambda record: len(refuted_claims([record])), refusal=_untested, column=False, line=False,
     )
 )  # fmt: skip

@@ -191,6 +191,11 @@ class EpsilonAudit(StoredModel):
         return self.test in NOISE_CHECKS
 
     @property
+    def bound(self) -> float | None:
+        """The lower bound; None where what refutes the claim gives none."""
+        return None if self.verdict == "refuted" and self.lower_bound == 0 else self.lower_bound
+
+    @property
     def certain(self) -> bool:
         """Say if this audit is not random, so that no correction for several tests is due to it."""
         return self.method == CERTAIN

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 from fedaudit import run
+from fedaudit.cli.epsilon import print_audits
+from fedaudit.cli.listing import _audit_line
 from fedaudit.registry import find
-from fedaudit.runtime.run_record import read_record
+from fedaudit.runtime.run_record import EpsilonAudit, read_record
 
 
 @pytest.fixture(scope="module")
@@ -154,6 +156,24 @@ def test_bad_files(fedaudit, tmp_path, content, words):
     assert (code, out) == (2, "")
     assert re.search(words, err)
     assert "Traceback" not in err
+
+
+def test_a_refuted_row_without_a_bound_leaves_its_place_empty(capsys):
+    """0 would say that the test found nothing. `show` has the same words."""
+    facts = {
+        "test": "residuals", "kind": "training", "threat": "server", "claim": "training, all rounds",
+        "claim_epsilon": 3.0, "ledger_epsilon": 3.5, "p_value": 1e-15, "trials": 70, "confidence": 0.95, "delta": 1e-5,
+        "method": "m", "how": "it holds other noise",
+    }  # fmt: skip
+    rows = [("refuted", 0.0, ""), ("refuted", 4.25, "at least 4.25"), ("not refuted", 0.0, "at least 0")]
+    for verdict, bound, words in rows:
+        audit = EpsilonAudit(**facts, verdict=verdict, lower_bound=bound)
+        print_audits([audit], "a", False)
+        row = next(line for line in capsys.readouterr().out.splitlines() if "training," in line and "1e-15" in line)
+        cells = [cell.strip() for cell in row.split("\u2502")[1:-1]]
+        assert cells[1:5] == ["3", "3.5", words.removeprefix("at least "), "1e-15"]
+        least = f"{words}: " if words else ""
+        assert _audit_line(audit).endswith(f"ledger 3.5, {least}{verdict} (p = 1e-15, 70 trials, residuals)")
 
 
 def test_missing_files_and_folders(fedaudit, tmp_path):

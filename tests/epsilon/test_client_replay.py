@@ -205,7 +205,7 @@ class Another(Up):
 class Bare(Witness):
     """A witness without a run: what a client knows of it is given."""
 
-    entries = (SimpleNamespace(sigma=9.0), SimpleNamespace(sigma=0.75))
+    entries = (SimpleNamespace(sigma=9.0), SimpleNamespace(sigma=0.75, delta=0.125))
 
     def __init__(self, sent=None, **policies):
         self.id, self.t, self.device = 3, 2, torch.device("cpu")
@@ -500,6 +500,8 @@ def test_a_training_is_watched_with_all_that_it_was_told(of_fit):
     assert (fit.sigma, fit.fits, fit.key, fit.augment, fit.people, fit.stacked) == (
         0.75, 6, ("task", 2), "turned", None, True,
     )  # fmt: skip
+    assert (fit.policy.noise_multiplier, fit.policy.clip, fit.policy.delta) == (3.0, 0.5, 0.125), "as it was billed"
+    assert told[6].delta == "1/n"
 
 
 def test_what_a_training_was_told_otherwise(of_fit):

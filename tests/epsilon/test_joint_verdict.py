@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from fedaudit.epsilon.joint_verdict import judged, refuting, told
+from fedaudit.epsilon.joint_verdict import judged, refuting, told, untried
 from fedaudit.runtime.run_record import CERTAIN, EpsilonAudit
 from fedaudit.significance import LEVEL, level_of, said
 
 
 def audit(p=0.5, tells_at=1e-9, *, test="residuals", seeks: float | None = 0.9, trials=100, **facts) -> EpsilonAudit:
     """As an audit by itself would be filled in."""
-    given = {"kind": "logits", "claim": "Y, one release", "verdict": said(p, tells_at), "method": "", **facts}
+    given = {
+        "kind": "logits",
+        "claim": "Y, one release",
+        "verdict": said(p, tells_at),
+        "method": "",
+        "ledger_epsilon": 1.0,
+    }
+    given |= facts
     return EpsilonAudit(
-        test=test, threat="server", claim_epsilon=1.0, ledger_epsilon=1.0, lower_bound=0.0, p_value=p, trials=trials,
+        test=test, threat="server", claim_epsilon=1.0, lower_bound=0.0, p_value=p, trials=trials,
         confidence=0.95, delta=0.01, how="", seeks=seeks, tells_at=tells_at, **given,
     )  # fmt: skip
 
@@ -112,3 +121,43 @@ def test_an_audit_that_is_not_random_neither_weakens_others_nor_is_weakened():
     untried = audit(trials=0, verdict="not tried")
     assert [word for _, word in judged([weak, untried])] == ["not refuted", "not tried"], "no test"
     assert refuting([sure, random, wrong]) == [random, wrong]
+
+
+def gone(**facts):
+    """An audit that tried nothing."""
+    return audit(1.0, None, trials=0, **{"verdict": "not tried", **facts})
+
+
+def test_a_claim_that_no_test_could_try_is_named():
+    """Of two the first. A test that should have been made (it seeks something) leaves a gap, unless another test tried
+    its kind; one that could never be made leaves one only where nothing was tried at all."""
+    due, never = gone(), gone(seeks=None, test="release path")
+    other = audit(kind="embeddings", claim="E, one release")
+    assert untried([]) is None
+    assert untried([audit(), other]) is None
+    assert untried([due]) is due
+    assert untried([never]) is never
+    assert untried([never, due]) is never
+    assert untried([other, due]) is due, "another kind was tried"
+    assert untried([other, never]) is None
+    assert untried([never, other, due]) is due
+    assert untried([audit(test="release path", seeks=0.5), due]) is None, "another test tried it"
+    assert untried([audit(0.5, 1.0), due]) is None, "it was tried, and could not tell"
+    lossy = gone(verdict="cannot tell")
+    assert untried([lossy]) is lossy
+    assert all(told([*audits]) == "cannot tell" for audits in ([due], [never], [other, due], [lossy]))
+
+
+def test_made_up_values_are_no_trial_of_what_was_sent():
+    certain = audit(1.0, None, test="clipping", method=CERTAIN, seeks=None)
+    due, never = gone(), gone(seeks=None, test="release path")
+    assert untried([certain, due]) is due
+    assert untried([certain, never]) is None, "something was tried, and nothing else was due"
+    assert untried([gone(method=CERTAIN, seeks=None)]) is not None
+
+
+def test_what_was_never_released_has_no_claim():
+    for facts in ({}, {"seeks": None}):
+        assert untried([gone(ledger_epsilon=0.0, **facts)]) is None
+        for spent in (1e-9, math.inf, None):
+            assert untried([gone(ledger_epsilon=spent, **facts)]) is not None

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from gaussian_by_hand import epsilon_of, multiplier_for
-from protected import ALL, ONE, SMALL, Everything, everything, fedavg
+from protected import ALL, ONE, SMALL, Everything, everything, fedavg, few_steps
 from scipy import stats
 
 from fedaudit import ce, run, sgd
@@ -204,6 +204,40 @@ def test_less_noise_in_private_training_is_found(factor, trained, monkeypatch):
     assert found.verdict == "refuted"
     assert found.lower_bound > found.claim_epsilon
     assert "to the bit" in found.how, "the run was honest: its weights do not come out again"
+
+
+@pytest.mark.parametrize(
+    "promise",
+    [{"noise_multiplier": 1.0}, pytest.param({"noise_multiplier": None, "epsilon": 8.0}, marks=pytest.mark.long)],
+)
+def test_private_training_is_tried_at_the_delta_that_nobody_chose(promise, tmp_path, monkeypatch):
+    """Where delta is 1/n, one record alone has none: what is done with a few records has the training's own. The run
+    with half of the noise is accused by what it sent. How much noise that has nobody can tell: no figure of the
+    repetition, whose noise is as promised, stands beside it."""
+    from opacus.optimizers import DPOptimizer
+
+    real = DPOptimizer.add_noise
+
+    def half(self):
+        real(self)
+        for p in self.params:
+            p.grad = (p.summed_grad.view_as(p) + p.grad) / 2
+
+    privacy = {"delta": "1/n", **promise}
+    (found,) = audit_residuals(few_steps(tmp_path / "honest", privacy), clients=[0])
+    ledger = read_record(tmp_path / "honest").ledger
+    assert (found.verdict, found.delta) == ("not refuted", pytest.approx(max(1 / row.n for row in ledger)))
+    assert found.trials > 10_000
+    assert "noise x " in found.how
+    with monkeypatch.context() as m:
+        m.setattr(DPOptimizer, "add_noise", half)
+        few_steps(tmp_path / "half", privacy)
+    (found,) = audit_residuals(tmp_path / "half", clients=[0])
+    assert found.verdict == "refuted"
+    assert "it does not hold that noise; how much noise it holds cannot be told, and no bound follows" in found.how
+    assert (found.lower_bound, found.bound) == (0.0, None)
+    assert not re.search(r"noise x [\d.]", found.how)
+    assert "as it is now" not in found.how
 
 
 def test_gradients_that_are_not_clipped_are_found(trained, monkeypatch):
@@ -729,12 +763,28 @@ def test_trainings_without_spans_or_steps(training):
 
 def test_a_wrong_count_gives_a_larger_bound_and_never_a_smaller_one(training):
     training.repeated[0].made[0] = dataclasses.replace(training.repeated[0].made[0], longest=3.0)
-    training.otherwise = "sent otherwise"
+    training.otherwise, training.finding = "sent otherwise", finding_of(p=1e-9)
     for epsilon in (1.5, 7.0):
         training.count = WrongCount("the ledger says less", epsilon)
         told = training.audit()
         assert told[4] == max(2.5, epsilon)
         assert told[9] == ("a record's gradient has 3 times the clipping norm; the ledger says less; sent otherwise")
+
+
+@pytest.mark.parametrize(("p", "told"), [(1e-9, True), (0.099, True), (0.101, False), (0.8, False)])
+def test_noise_of_steps_that_were_not_sent_is_told_only_where_it_accuses(training, p, told):
+    """At a confidence of 0.9, below 0.1. Else it says nothing of what was sent. A wrong count still stands in words."""
+    again = "what was sent does not come out again to the bit: this is the noise of the code as it is now"
+    training.repeated[1].same_state = False
+    training.finding, training.otherwise = finding_of(p=p), "sent otherwise"
+    training.count = WrongCount("the ledger says less", 7.0)
+    found = training.audit()
+    assert found[4] == (7.0 if told else None)
+    assert found[9] == "the ledger says less; sent otherwise"
+    assert found[10] == (f"{again}; " if told else "") + "2 of 8 steps were made again"
+    training.otherwise = ""
+    found = training.audit()
+    assert (found[4], found[10]) == (7.0, f"{again}; 2 of 8 steps were made again"), "what was sent may be the same"
 
 
 @pytest.mark.parametrize(("off", "foreign"), [(0.5e-6, False), (1.5e-6, True)])
@@ -817,6 +867,15 @@ def test_what_is_wrong_decides_whatever_the_noise_says(verdicts):
     assert found.how.startswith("too long; noise x 0.98")
     assert found.how.endswith("; a note")
     assert verdicts.of(wrong="too long", p=1e-20).p_value == 1e-20
+
+
+def test_what_was_found_on_something_else_gives_no_figure(verdicts):
+    found = verdicts.of("training", bound=None, wrong="sent otherwise", note="a note", aparts=(0.0, 0.5))
+    assert (found.verdict, found.lower_bound, found.bound, found.trials) == ("refuted", 0.0, None, 77)
+    assert found.how == (
+        "sent otherwise; how much noise it holds cannot be told, and no bound follows, over 9 releases of 2 clients; "
+        "what was sent, or the client's model, does not come out again (relative difference 0.5); a note"
+    )
 
 
 def test_a_kind_without_a_ledger_is_infinite(verdicts):

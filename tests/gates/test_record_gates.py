@@ -11,6 +11,7 @@ from fedaudit import run
 from fedaudit.errors import SettingError
 from fedaudit.gates import record_gates
 from fedaudit.gates.record_gates import accuracy, attacked, claims, communication, finished, leak, privacy
+from fedaudit.metrics.guarantee import REFUTED
 from fedaudit.privacy.accounting import compose
 from fedaudit.runtime.attack_result import MembershipResult, NotRun
 from fedaudit.runtime.run_record import Declarations, EpsilonAudit, read_record
@@ -186,6 +187,35 @@ def test_claims_are_judged_together(dp):
     assert "'suspicious'" in found.message
     dp.audits = [honest]
     assert claims(dp).told == "kept"
+
+
+def test_a_refutation_without_a_bound_is_said_by_its_reason(dp):
+    dp.audits = [audit(lower_bound=0.0, how="what was sent holds other noise")]
+    assert claims(dp).message.endswith("is refuted by release-path: what was sent holds other noise (p = 1e-09).")
+
+
+def test_a_claim_that_could_not_be_tried_cannot_be_told_and_counts_as_no_refuted_one(dp):
+    gone = {"p_value": 1.0, "lower_bound": 0.0, "trials": 0, "verdict": "not tried", "how": "it is gone.", "seeks": 0.9}
+    dp.audits = [audit(**gone)]
+    found = claims(dp)
+    assert found.told == "cannot be told"
+    why = "release-path could not try the claim for all weights of a client: it is gone"
+    assert found.message == f"fedavg: the verdict on its claims is 'cannot tell': {why}."
+    with pytest.raises(SettingError) as refused:
+        REFUTED.limited(dp)
+    assert str(refused.value) == (
+        "The claim for all weights of a client in the run of fedavg is untested, so it cannot count as not refuted: "
+        "release-path could not try it: it is gone. Remove that cause and repeat the test, or try the claim with "
+        "another one (fedaudit epsilon --help)."
+    )
+    dp.audits = [audit(**gone), audit(kind="logits", claim="another")]
+    assert REFUTED.limited(dp) == 1, "what is refuted comes first"
+    assert claims(dp).told == "broken"
+    dp.audits = [audit(**gone, ledger_epsilon=0.0)]
+    assert REFUTED.limited(dp) == 0, "nothing was released, so nothing is claimed"
+    dp.audits = [audit(**gone), audit(test="residuals", verdict="not refuted", p_value=0.5, tells_at=1.0)]
+    assert REFUTED.limited(dp) == 0, "another test tried it"
+    assert "the tests would miss a real violation" in claims(dp).message
 
 
 def test_a_broken_declaration_fails_and_no_test_is_an_error(dp):

@@ -205,6 +205,13 @@ def test_a_claim_in_ci_and_in_words(ps, tells_at, outcome, words):
     )
 
 
+def test_a_refutation_without_a_bound_names_none_in_ci():
+    for bound, words in ((0.0, "by scores"), (2.25, "at least 2.25 at 95 %; by scores")):
+        runs = [SimpleNamespace(seed=0, audits=[reported._audit("refuted", 1.0, bound)])]
+        (case,) = verdicts._claims(SimpleNamespace(label="a", group=SimpleNamespace(runs=runs)))
+        assert case.message == f"refuted at a level of 0.001, p = 1e-06: {words}"
+
+
 # --- runs in which everything differs: helpers/runs/unequal
 
 

@@ -245,6 +245,20 @@ def test_the_best_reconstruction_is_the_one_furthest_beyond_its_own_chance():
     assert keys[0] == pytest.approx((0, 0.03))
 
 
+def test_a_refutation_without_a_bound_has_a_dash_in_its_row(tmp_path):
+    """The hostile method's claim is refuted at 2.25; what refutes without a bound did not find 0."""
+    folder = reported.write(tmp_path / "audit")
+    paths = [path for path in folder.glob("runs/*/audits.json") if '"refuted"' in path.read_text()]
+    cells = {}
+    for bound in (2.25, 0.0):
+        for path in paths:
+            path.write_text(re.sub(r'"lower_bound": ?[\d.]+', f'"lower_bound": {bound}', path.read_text()))
+        (page,) = write_report(folder, ("html",), tmp_path / f"report-{bound}")
+        rows = [row for row in page.read_text().split("<tr>") if '<td class="open">refuted' in row]
+        cells[bound] = {re.findall(r"<td[^>]*>(.*?)</td>", row)[4] for row in rows}
+    assert cells == {2.25: {"2.25"}, 0.0: {"–"}}
+
+
 def test_every_attack_is_rendered_whatever_it_claims(written):
     for text in ("error of the label shares 0.1", "did not run: the peer:1 sees no embeddings of client 0",
                  "baseline: looks at nothing that was sent", "baselines: mean image 0.05; better than all of them",

@@ -156,6 +156,13 @@ def test_what_an_audit_cannot_say():
             audit(**wrong)
 
 
+def test_what_refutes_without_a_bound_has_none():
+    assert audit().bound == audit(verdict="refuted").bound == 0.5
+    assert audit(lower_bound=0.0).bound == 0.0, "the test found nothing"
+    assert audit(lower_bound=0.0, verdict="suspicious").bound == 0.0
+    assert audit(lower_bound=0.0, verdict="refuted").bound is None
+
+
 @pytest.mark.parametrize(
     ("facts", "words"),
     [

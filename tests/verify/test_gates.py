@@ -122,6 +122,32 @@ def test_fail_if_refuted_looks_at_the_whole_run(fedaudit, copy_of):
     assert fedaudit("epsilon", "residuals", folder)[0] == 0
 
 
+def test_a_claim_that_could_not_be_tried_is_not_green(fedaudit, copy_of, tmp_path, monkeypatch):
+    """Nothing refutes what nothing could try: a gate says so, with the cause, and a command without a gate does not."""
+    folder, rule = copy_of("noised"), tmp_path / "refuted.toml"
+    rule.write_text('[[budget]]\nmetric = "refuted"\nmax = 0\n')
+
+    def lost(run, k, *more):
+        raise ThreatError("it is gone")
+
+    monkeypatch.setattr(residuals, "repeat", lost)
+    code, out, err = fedaudit("epsilon", "residuals", folder, "--fail-if-refuted")
+    assert code == 2
+    assert "not tried" in " ".join(out.split()), "the table comes first"
+    words = "is untested, so it cannot count as not refuted: residuals could not try it: it is gone. Remove that cause"
+    assert words in " ".join(err.split())
+    code, out, err = fedaudit("check", folder, "--budget", rule)
+    assert code == 2
+    assert words in " ".join((out + err).split())
+    assert fedaudit("epsilon", "residuals", folder)[0] == 0
+    # Another test of the same kind tries it, and a policy on what is never released claims nothing.
+    (left,) = [audit for audit in read_record(folder).audits if audit.test == "residuals"]
+    tried = left.model_copy(update={"test": "release path", "trials": 9, "verdict": "not refuted"})
+    for audits in ([tried], [left.model_copy(update={"ledger_epsilon": 0.0})]):
+        save_audits(folder, read_record(folder).transcript_digest, audits)
+        assert fedaudit("check", folder, "--budget", rule)[0] == 0
+
+
 # --- fedaudit compare --------------------------------------------------------------------------------------------
 
 
