@@ -253,12 +253,14 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
+    doubted = "; ".join(escape(row.label) for row in rows if row.doubts)
+    doubted = f" Not to be relied on, as files were changed or a check contradicted them: {doubted}." * bool(doubted)
     privacy = [c for c in shown if c.part != "Cost" or keys]
     cost = [c for c in shown if c.part == "Cost" and not keys]
     if privacy:
-        parts.append(_latex_table(rows, privacy, f"{over}; {told}; {guarantee}.", "tab:fedaudit-privacy"))
+        parts.append(_latex_table(rows, privacy, f"{over}; {told}; {guarantee}.{doubted}", "tab:fedaudit-privacy"))
     if cost:
-        words = f"Cost: bytes of one client in one round; compute and memory of a run. {over}."
+        words = f"Cost: bytes of one client in one round; compute and memory of a run. {over}.{doubted}"
         parts.append(_latex_table(rows, cost, words, "tab:fedaudit-cost"))
     return "\n\n".join(parts) + "\n"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,10 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
         lines.append(f"~ near chance, in {weak} of {len(rows)} rows: if nothing was learnt, attacks find nothing.")
     if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
+    for row in (row for row in rows if row.doubts):
+        lines += textwrap.wrap(
+            f"!! do not rely on {row.label}: {'; '.join(row.doubts)}.", WIDTH, subsequent_indent="   "
+        )
     if still := sum(bool(row.idle) for row in rows):
         lines.append(f"{_rows(still)}: a part of the method changed nothing; the report's notes name it.")
     if apart := sum(row.open_models for row in rows):

@@ -148,4 +148,7 @@ def export(
     """
     from fedaudit.reports.export import export as write
 
-    print(write(run, to, out, project=project, budget=budget))
+    def warn(doubt: str) -> None:
+        print(f"warning: {doubt}.", file=sys.stderr)
+
+    print(write(run, to, out, project=project, budget=budget, warn=warn))

@@ -7,6 +7,7 @@ the ledger, without data, models or the method's code.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.folder import MARKER
 from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.runtime.seal import NAME as SEAL
 from fedaudit.runtime.seal import Seal, read_seal
 from fedaudit.stored_model import StoredModel
 from fedaudit.verify.accuracy import check_accuracy, check_data, check_sums
@@ -211,6 +213,40 @@ def read_note(folder: Path) -> Note | None:
         return Note.model_validate_json((folder / NOTE).read_bytes())
     except (OSError, ValidationError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The standing of a run folder's files as they are now, by its seal and by the note of its last check."""
+
+    seal: Seal | None = None
+    broken: str = ""  # why the seal does not hold; empty if it does, or there is none
+    note: Note | None = None  # of a check of these very files
+    changed: bool = False  # the note is about other files
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return why the run's figures cannot be relied on."""
+        found = [f"the seal is broken ({self.broken})"] if self.broken else []
+        if self.note is not None and self.note.contradicted:
+            figures = f"{self.note.contradicted} figure{'s' * (self.note.contradicted != 1)}"
+            found.append(f"a check on {self.note.when[:10]} contradicted {figures}")
+        return found
+
+
+def standing(folder: Path) -> Standing:
+    """Return how a run folder stands. That reads all its sealed files, unless it has neither seal nor note."""
+    note, broken = read_note(folder), ""
+    try:
+        seal = read_seal(folder)
+    except RunError:
+        seal, broken = None, f"{SEAL} does not hold a seal"
+    if seal is None and note is None:
+        return Standing(broken=broken)
+    now = Seal.of(folder)
+    same = note is not None and note.seal == now.digest
+    broken = broken if seal is None else seal.broken_text(now)
+    return Standing(seal, broken, note if same else None, note is not None and not same)
 
 
 def checked_lines(folder: Path) -> list[str]:
