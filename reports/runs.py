@@ -89,8 +89,10 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
         label = labels.get(str(path.parent.relative_to(folder)), record.setting.label)
         runs.append(Run(path.parent, record, list(record.audits), label))
     if not runs:
-        broken = f" The records there cannot be read: {next(iter(problems.values()))}" if problems else ""
-        raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.{broken}")
+        if problems:
+            more = f" ({len(problems) - 1} more cannot be read either)" if len(problems) > 1 else ""
+            raise RunError(f"{next(iter(problems.values()))}{more}")
+        raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.")
     return runs, problems
 
 

@@ -7,6 +7,7 @@ the ledger, without data, models or the method's code.
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,7 +27,7 @@ from fedaudit.verify.attacks import check_attacks
 from fedaudit.verify.case import RECORD, Case
 from fedaudit.verify.code import check_code, check_copies
 from fedaudit.verify.epsilon_audits import check_epsilon_audits
-from fedaudit.verify.finding import Checked, Finding
+from fedaudit.verify.finding import IMPOSSIBLE, Checked, Finding
 from fedaudit.verify.ledger import check_ledger
 from fedaudit.verify.noise_key import check_noise_key
 from fedaudit.verify.rerun import check_rerun, number_of_tasks
@@ -35,6 +36,7 @@ from fedaudit.verify.traffic import check_traffic, check_transcript
 from fedaudit.verify.twins import check_twins
 
 NOTE = "verified.json"
+REMEDY = re.compile(r"\. (?=(?:Name|Remove|Use) )")  # where the last sentence of a reader's error begins
 
 
 class Note(StoredModel):
@@ -160,18 +162,30 @@ def _begun(folder: Path) -> RunRecord | Checked:
     except FedauditError as e:
         file = next((name for name in ("attacks.json", "audits.json") if f"{name} cannot" in str(e)), RECORD)
         finding = Finding(
-            figure="record", verdict="contradicted", file=file, field=_field(str(e)), recorded=str(e)[:300],
-            recomputed="no run leaves such a file",
+            figure="record", verdict="contradicted", file=file, field=_field(str(e)),
+            recorded=_what_is_wrong(str(e))[:300], recomputed=IMPOSSIBLE,
         )  # fmt: skip
         return Checked(folder=str(folder), findings=[finding])
 
 
 def _field(text: str) -> str:
     """Return the place that a reader's error names, such as rounds.0.utility."""
+    after = _after_lead(text)
+    place = after.partition(":")[0]
+    return "" if after == text or " " in place else place
+
+
+def _what_is_wrong(text: str) -> str:
+    """Return what a reader's error says of that place, without the file, the place and the remedy."""
+    said = _after_lead(REMEDY.split(text)[0])
+    return said.removeprefix(f"{field}:").strip() if (field := _field(text)) else said
+
+
+def _after_lead(text: str) -> str:
     for lead in ("run record: ", "cannot be read: "):
         if lead in text:
-            return text.partition(lead)[2].partition(":")[0]
-    return ""
+            return text.partition(lead)[2]
+    return text
 
 
 def _check_note(case: Case, seal: str) -> None:

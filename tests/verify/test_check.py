@@ -65,6 +65,50 @@ def test_a_record_that_cannot_be_read_is_one_contradiction(file, text, tmp_path,
 
 
 @pytest.mark.parametrize(
+    ("error", "field", "recorded", "line"),
+    [
+        (
+            "forged/record.json is not a valid run record: rounds.0.round: Input should be 1 or more. Name a folder of "
+            "`fedaudit run`.",
+            "rounds.0.round", "Input should be 1 or more",
+            "record: contradicted. record.json is not valid: rounds.0.round: Input should be 1 or more; no run leaves "
+            "such a file",
+        ),
+        (
+            "forged/audits.json cannot be read: audits.3: a bound. of 4. Remove it, and audit again.",
+            "audits.3", "a bound. of 4",
+            "record: contradicted. audits.json is not valid: audits.3: a bound. of 4; no run leaves such a file",
+        ),
+        (
+            "forged/record.json has schema version 9; this fedaudit reads version 1. Use the version that wrote it.",
+            "", "forged/record.json has schema version 9; this fedaudit reads version 1",
+            "record: contradicted. record.json is not valid: forged/record.json has schema version 9; this fedaudit "
+            "reads version 1; no run leaves such a file",
+        ),
+        (
+            "forged/record.json cannot be read: it is not JSON (Expecting value: line 1). Name a folder that it made.",
+            "", "it is not JSON (Expecting value: line 1)",
+            "record: contradicted. record.json is not valid: it is not JSON (Expecting value: line 1); no run leaves "
+            "such a file",
+        ),
+    ],
+    ids=["record", "audits", "version", "no JSON"],
+)  # fmt: skip
+def test_an_invalid_record_is_told_by_the_validators_words_alone(error, field, recorded, line, tmp_path, monkeypatch):
+    def read(folder):
+        raise RunError(error)
+
+    monkeypatch.setattr(check, "read_record", read)
+    (tmp_path / "record.json").touch()
+    begun = check._begun(tmp_path)
+    assert isinstance(begun, Checked)
+    (finding,) = begun.findings
+    assert (finding.field, finding.recorded) == (field, recorded)
+    assert finding.recomputed == "no run leaves such a file"
+    assert finding.text() == line
+
+
+@pytest.mark.parametrize(
     ("facts", "wrong", "whole", "told"),
     [
         ({}, 0, True, ("the author's word", None, None)),
