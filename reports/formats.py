@@ -246,7 +246,7 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     rows = [row for row in rows if any(row.cells[c.key].value is not None for c in shown)]
     seeds = sorted({len(row.group.runs) for row in rows})
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
-    over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
+    over = "One seed" if count == "1" else f"Mean $\\pm$ standard deviation over {count} seeds"
     told = (
         f"bold: told from all others of the column; grey: about equal to the best ($p \\ge {LEVEL:g}$, $t$-test over "
         f"seeds, Holm); no mark on counted figures or below {SEEDS} seeds"
