@@ -85,9 +85,13 @@ def place_of(e: BaseException) -> str:
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint that proposes the nearest known name and then lists all known names."""
     known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{hint} There is: {', '.join(known) if known else 'nothing'}."
+    return f"{nearest(name, known)} There is: {', '.join(known) if known else 'nothing'}."
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a hint that proposes the nearest known name; empty if none is near."""
+    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    return f" Did you mean {close[0]!r}?" if close else ""
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> str:

@@ -2,7 +2,8 @@
 
 A setting is *trained* if it is not near chance, and *protected* if the ledger's epsilon is finite and above 0,
 its delta is below 1/n for every client, and no claim of it was refuted. Epsilon is infinite if models are published
-that it does not cover. Settings are compared at an equal guarantee. Of those that no test tells apart, the simpler or
+that it does not cover. A setting whose files were changed, or that a check contradicted, is named first and recommended
+nowhere. Settings are compared at an equal guarantee. Of those that no test tells apart, the simpler or
 cheaper one is named. Leaks are ranked by what they are above guessing and above an attacker who sees nothing. Nothing
 here says that a setting leaks nothing.
 """
@@ -38,6 +39,7 @@ THREATS = {
     "peer": "another client, which sees its own messages",
 }
 NEITHER = "No setting here is both trained and protected."
+DOUBTS = "What cannot be relied on"
 NEARLY = 0.02  # accuracy that a stricter guarantee, or a cheaper setting, may cost and still be recommended
 ALIKE = 1.05  # guarantees whose epsilons are at most this factor apart count as equal
 DEARER = 1.2  # a setting that takes this many times the compute of an equal one is named as dearer
@@ -61,11 +63,16 @@ class Answer:
 
 
 def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
-    """Return the four answers over the rows that ran. If data differ, each data set has its own sentences."""
-    ran = [row for row in rows if not refused(row.group)]
+    """Return the four answers over the rows that ran. If data differ, each data set has its own sentences.
+
+    If some rows cannot be relied on, one more answer before the others says which and why. The others leave them out.
+    """
+    every = [row for row in rows if not refused(row.group)]
+    ran = [row for row in every if not row.doubts]
     arenas = list(dict.fromkeys(row.group.arena for row in ran))
     named = dict(zip(arenas, _places([row.group.setting for row in _firsts(ran, arenas)]), strict=True))
-    made = []
+    made = [_doubted(every)] if len(ran) < len(every) else []
+    nothing = "No run here can be relied on." if made else "Nothing was run."
     for question, answer in (
         ("Which to use", which), ("What leaks", leaks), ("What is guaranteed", guaranteed), ("What it costs", costs),
     ):  # fmt: skip
@@ -74,8 +81,15 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
         tones = {one.tone for one in found}
         worst: Tone = "bad" if "bad" in tones else "good" if tones == {"good"} else "plain"
         lines = [line for part in parts for line in _said(part)]
-        made.append(Answer(question, lines or ["Nothing was run."], worst, parts))
+        made.append(Answer(question, lines or [nothing], worst if lines else "bad", parts))
     return made
+
+
+def _doubted(rows: Sequence[SummaryRow]) -> Answer:
+    """Name the rows that cannot be relied on, and why. The other answers leave them out."""
+    lines = [f"{_named(row)}: {'; '.join(row.doubts)}." for row in rows if row.doubts]
+    lines.append("The answers below leave this out. `fedaudit verify` names each file and figure.")
+    return Answer(DOUBTS, lines, "bad", (Part("", lines),))
 
 
 def _firsts(rows: Sequence[SummaryRow], arenas: Sequence[tuple[Any, ...]]) -> list[SummaryRow]:
@@ -100,7 +114,7 @@ def _said(part: Part) -> list[str]:
 def protected(row: SummaryRow) -> bool:
     epsilon = row.cells["epsilon"].value
     covered = epsilon is not None and 0 < epsilon < math.inf
-    return covered and not row.weak_delta and not row.refuted
+    return covered and not row.weak_delta and not row.refuted and not row.doubts
 
 
 def trained(row: SummaryRow) -> bool:

@@ -96,6 +96,8 @@ def certainty(epsilon: float, delta: float) -> float:
 def in_words(row: SummaryRow) -> str:
     """Return a row's guarantee without a symbol."""
     epsilon = row.cells["epsilon"].value
+    if row.doubts:
+        return "not to be relied on: the run's files were changed, or a check contradicted them"
     if row.refuted:
         return "a claim that measurement refuted"
     if epsilon is None:
@@ -237,6 +239,11 @@ def risk(rows: Sequence[SummaryRow]) -> Section:
         lines.append(f"Records can be told to have been used with: {_listed(leaking)}.")
     if refuted := [_name(row) for row in rows if row.refuted]:
         lines.append(f"A claimed guarantee was refuted by measurement for: {_listed(refuted)}. Do not rely on it.")
+    if doubted := [_name(row) for row in rows if row.doubts]:
+        lines.append(
+            "Files were changed after the run, or a check contradicted figures, so nothing here may be relied on for: "
+            f"{_listed(doubted)}."
+        )
     weak = [
         row for row in rows if protected(row) and certainty(row.cells["epsilon"].value or 0.0, row.delta) > SAYS_LITTLE
     ]

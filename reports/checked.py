@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from pydantic import Field
 
-from fedaudit.errors import RunError
 from fedaudit.reports.summary_rows import SummaryRow
-from fedaudit.runtime.seal import Seal, read_seal
 from fedaudit.stored_model import StoredModel
-from fedaudit.verify.check import Note, read_note
+from fedaudit.verify.check import Standing, standing
 
 
 class CheckedRuns(StoredModel):
@@ -25,10 +23,11 @@ class CheckedRuns(StoredModel):
     rerun: int = 0  # of the tasks, those that were done again
     versions: list[str] = Field(default_factory=list)  # of fedaudit
     last: str | None = None
+    broken: int = 0  # runs whose files are not as they were sealed
     seal: str | None = None  # one digest over the seals of all sealed runs
 
     def text(self) -> str:
-        """Return this in words."""
+        """Return this in words. Broken seals are told by `checked`."""
         if not self.checked:
             return "not checked" + (f", {self.changed} changed since a check" if self.changed else "")
         share = f"{self.rerun / self.tasks:.1%} of client tasks done again" if self.rerun else "nothing done again"
@@ -41,39 +40,26 @@ class CheckedRuns(StoredModel):
 
 def checked_runs(rows: Sequence[SummaryRow]) -> CheckedRuns:
     """Return when and by which version the runs were checked, what share was done again, and one digest of seals."""
-    runs = [run for row in rows for run in row.group.runs]
-    notes: list[Note] = []
-    changed = 0
-    for run in runs:
-        note = read_note(run.folder)
-        if note is not None and note.seal == Seal.of(run.folder).digest:
-            notes.append(note)
-        elif note is not None:
-            changed += 1
+    known = [run.standing or standing(run.folder) for row in rows for run in row.group.runs]
+    notes = [one.note for one in known if one.note is not None]
     return CheckedRuns(
-        runs=len(runs), checked=len(notes), changed=changed, contradicted=sum(note.contradicted for note in notes),
+        runs=len(known), checked=len(notes), changed=sum(one.changed for one in known),
+        contradicted=sum(note.contradicted for note in notes),
         tasks=sum(note.tasks for note in notes), rerun=sum(note.rerun for note in notes),
         versions=sorted({note.fedaudit for note in notes}), last=max((note.when for note in notes), default=None),
-        seal=_sealed(rows) or None,
+        broken=sum(bool(one.broken) for one in known), seal=_sealed(known) or None,
     )  # fmt: skip
 
 
 def checked(rows: Sequence[SummaryRow]) -> str:
     """Return the same in one line."""
     found = checked_runs(rows)
-    return " · ".join(part for part in (found.seal, found.text()) if part)
+    broken = f"SEAL BROKEN in {found.broken} of {found.runs} runs" if found.broken else found.seal
+    return " · ".join(part for part in (broken, found.text()) if part)
 
 
-def _sealed(rows: Sequence[SummaryRow]) -> str:
-    digests = []
-    for row in rows:
-        for run in row.group.runs:
-            try:
-                seal = read_seal(run.folder)
-            except RunError:
-                seal = None
-            if seal is not None:
-                digests.append(seal.digest)
+def _sealed(known: Sequence[Standing]) -> str:
+    digests = [one.seal.digest for one in known if one.seal is not None]
     if not digests:
         return ""
     whole = hashlib.blake2b("".join(sorted(digests)).encode(), digest_size=16).hexdigest()

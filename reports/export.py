@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +19,7 @@ from fedaudit.extras import install
 from fedaudit.metrics.metric import metrics
 from fedaudit.reports.report import rows_below
 from fedaudit.reports.run_tables import AttackRow, RoundRow, RunRow, Tables, columns_of, finite, values_of
-from fedaudit.reports.runs import Run, read_runs
+from fedaudit.reports.runs import Run, looked_at, read_runs
 from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import RunRecord, reading
@@ -35,12 +36,19 @@ class Export:
         if not folder.is_dir():
             raise SettingError(f"There is no folder {folder}. Name a run, or the folder of an audit.")
         found, self.problems = read_runs(folder)
+        found = looked_at(found)
         self.folder, self.project = folder, project
         self.tables = Tables(found, folder, self.problems)
         runs = [row for row in self.tables.rows["runs"] if isinstance(row, RunRow)]
         self.runs: list[Tracked] = [
             Tracked(row, run, self.tables) for row, run in zip(runs, found, strict=True) if run.record.rounds
         ]
+        self.doubts = [
+            f"Do not rely on {run.folder}: {'; '.join(run.doubts)}. `fedaudit verify {run.folder}` names each file and "
+            "figure. It is exported as it is"
+            for run in found
+            if run.doubts
+        ]  # runs whose files were changed, or that a check contradicted
 
     def left_out(self) -> str:
         """Return in words what is left out: runs without a round, and runs that cannot be read."""
@@ -108,14 +116,27 @@ def started(record: RunRecord) -> float:
     return datetime.fromisoformat(record.started).timestamp()
 
 
-def export(path: Path | str, to: str, out: Path | str, *, project: str = "fedaudit", budget: Path | None = None) -> str:
-    """Write a run, or all runs of an audit, to `out`. Return in words what was written."""
+def export(
+    path: Path | str,
+    to: str,
+    out: Path | str,
+    *,
+    project: str = "fedaudit",
+    budget: Path | None = None,
+    warn: Callable[[str], None] = warnings.warn,
+) -> str:
+    """Write a run, or all runs of an audit, to `out`. Return in words what was written.
+
+    `warn` is told of each run whose figures cannot be relied on.
+    """
     if to not in TARGETS:
         raise SettingError(unknown("target", to, TARGETS))
     if budget is not None and to != "junit":
         raise SettingError(f"--budget is for --to junit only, because {to} holds no verdicts. Leave --budget out.")
     with reading(Path(path)):
         found = Export(Path(path), project)
+        for doubt in found.doubts:
+            warn(doubt)
         if to == "junit":
             return _junit(found, Path(out), budget)
         if to == "csv":

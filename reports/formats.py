@@ -246,19 +246,21 @@ def latex(rows: Sequence[SummaryRow], keys: Sequence[str] = ()) -> str:
     rows = [row for row in rows if any(row.cells[c.key].value is not None for c in shown)]
     seeds = sorted({len(row.group.runs) for row in rows})
     count = str(seeds[0]) if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]}" if seeds else "0"
-    over = f"Mean $\\pm$ standard deviation over {count} {'seed' if count == '1' else 'seeds'}"
+    over = "One seed" if count == "1" else f"Mean $\\pm$ standard deviation over {count} seeds"
     told = (
         f"bold: told from all others of the column; grey: about equal to the best ($p \\ge {LEVEL:g}$, $t$-test over "
         f"seeds, Holm); no mark on counted figures or below {SEEDS} seeds"
     )
     guarantee = "$\\varepsilon$ is the largest over clients and seeds, all rounds composed, at the $\\delta$ beside it"
     parts = ["% Needs \\usepackage{booktabs} and \\usepackage{xcolor}."]
+    doubted = "; ".join(escape(row.label) for row in rows if row.doubts)
+    doubted = f" Not to be relied on, as files were changed or a check contradicted them: {doubted}." * bool(doubted)
     privacy = [c for c in shown if c.part != "Cost" or keys]
     cost = [c for c in shown if c.part == "Cost" and not keys]
     if privacy:
-        parts.append(_latex_table(rows, privacy, f"{over}; {told}; {guarantee}.", "tab:fedaudit-privacy"))
+        parts.append(_latex_table(rows, privacy, f"{over}; {told}; {guarantee}.{doubted}", "tab:fedaudit-privacy"))
     if cost:
-        words = f"Cost: bytes of one client in one round; compute and memory of a run. {over}."
+        words = f"Cost: bytes of one client in one round; compute and memory of a run. {over}.{doubted}"
         parts.append(_latex_table(rows, cost, words, "tab:fedaudit-cost"))
     return "\n\n".join(parts) + "\n"
 

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports import sentences
-from fedaudit.reports.answers import answers, scope
+from fedaudit.reports.answers import DOUBTS, answers, scope
 from fedaudit.reports.cell import ReportCell
 from fedaudit.reports.checked import checked
 from fedaudit.reports.figures import (
@@ -53,6 +53,7 @@ def page(rows: Sequence[SummaryRow], failed: dict[str, str], title: str) -> str:
         columns=report_columns(),
         parts=_parts(),
         facts=facts(rows),
+        doubts=DOUBTS,
         answers=answers(rows),
         scope=scope(rows),
         idle=[row for row in rows if refused(row.group)],
@@ -148,6 +149,7 @@ def _line(i: int, row: SummaryRow, rows: Sequence[SummaryRow], marked: dict[str,
         "row": row,
         "cells": cells,
         "pills": pills,
+        "doubted": bool(row.doubts),
         "extra": extra,
         "look": looks(rows)[i],
         "anchor": _anchor(row),

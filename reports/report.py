@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedaudit.errors import FedauditError, RunError, SettingError, unknown
 from fedaudit.metrics.metric import report_columns
-from fedaudit.reports.runs import Run, grouped, read_runs
+from fedaudit.reports.runs import Run, grouped, looked_at, read_runs
 from fedaudit.reports.summary_rows import SummaryRow, rows_of
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.run_record import reading
@@ -75,7 +75,7 @@ def rows_below(folder: Path) -> tuple[list[SummaryRow], dict[str, str]]:
         raise SettingError(f"There is no folder {folder}. Name one that holds runs.")
     runs, problems = read_runs(folder)
     problems = {**failures(folder), **problems}
-    return rows_of(grouped(_whole(runs, folder, problems))), problems
+    return rows_of(grouped(looked_at(_whole(runs, folder, problems)))), problems
 
 
 def _whole(runs: list[Run], folder: Path, problems: dict[str, str]) -> list[Run]:

@@ -75,7 +75,7 @@ def best_row(rows: Sequence[SummaryRow], column: Metric) -> dict[tuple[Any, ...]
     """Return the best row of a column for each arena in which two or more have a figure.
 
     A row near chance is the best only if all are. An epsilon of 0, which says nothing about published models, or with
-    delta >= 1/n, is never the best."""
+    delta >= 1/n, is never the best, nor is a row that cannot be relied on."""
     best: dict[tuple[Any, ...], int] = {}
     if column.better is None:
         return best
@@ -86,7 +86,7 @@ def best_row(rows: Sequence[SummaryRow], column: Metric) -> dict[tuple[Any, ...]
 
     def counts(row: SummaryRow) -> bool:
         cell = row.cells[column.key]
-        return cell.value is not None and not (column.flag_disqualifies and cell.flag)
+        return cell.value is not None and not row.doubts and not (column.flag_disqualifies and cell.flag)
 
     for i, row in enumerate(rows):
         known = best.get(row.group.arena)

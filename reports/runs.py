@@ -18,6 +18,7 @@ from fedaudit.privacy.update_policy import UPDATES, UpdatePolicy
 from fedaudit.runtime.folder import STALE, check_transcript
 from fedaudit.runtime.run_record import EpsilonAudit, RunRecord, read_record
 from fedaudit.setting import EXECUTION, Setting
+from fedaudit.verify.check import Standing, standing
 
 ARENA = ("dataset", "image_size", "clients", "partition")  # figures are compared only if these agree
 
@@ -28,6 +29,12 @@ class Run:
     record: RunRecord
     audits: list[EpsilonAudit] = field(default_factory=list)  # attempts to refute the claimed epsilon
     label: str | None = None  # the name that the audit or the run's setting gives it
+    standing: Standing | None = None  # what its seal and its last check say; None: nobody has looked
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return why its figures cannot be relied on, if somebody has looked."""
+        return [] if self.standing is None else self.standing.doubts
 
     @property
     def seed(self) -> int:
@@ -82,9 +89,16 @@ def read_runs(folder: Path) -> tuple[list[Run], dict[str, str]]:
         label = labels.get(str(path.parent.relative_to(folder)), record.setting.label)
         runs.append(Run(path.parent, record, list(record.audits), label))
     if not runs:
-        broken = f" The records there cannot be read: {next(iter(problems.values()))}" if problems else ""
-        raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.{broken}")
+        if problems:
+            more = f" ({len(problems) - 1} more cannot be read either)" if len(problems) > 1 else ""
+            raise RunError(f"{next(iter(problems.values()))}{more}")
+        raise RunError(f"There is no run below {folder}. `fedaudit run --out {folder}/NAME` makes one.")
     return runs, problems
+
+
+def looked_at(runs: Sequence[Run]) -> list[Run]:
+    """Return the runs with what the seal and the last check of each say. That reads all their sealed files."""
+    return [replace(run, standing=standing(run.folder)) for run in runs]
 
 
 def _labels(folder: Path) -> dict[str, str | None]:

@@ -21,6 +21,7 @@ from fedaudit.runtime.attack_result import MembershipResult, ReconstructionResul
 from fedaudit.runtime.run_record import RunRecord
 
 UNTRAINED = "Under-trained: accuracy is not clearly above"
+DOUBTED = "Do not rely on these figures."
 STILL_RISING = 0.02  # accuracy gained in the last evaluated round, above which a run is under-trained
 
 
@@ -43,6 +44,11 @@ class SummaryRow:
     def refuted(self) -> bool:
         """Say if a claim of this row is refuted, by an attack or by a check of the noise."""
         return bool(self.cells["lower"].flag or self.cells["noise"].flag)
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return why the row cannot be relied on, each with its seed; empty if nothing speaks against it."""
+        return [f"seed {run.seed}: {why}" for run in self.group.runs for why in run.doubts]
 
     @property
     def idle(self) -> list[str]:
@@ -169,6 +175,7 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
     notes = []
     if refused(group):
         return [f"The privacy setting does not apply to this method, so it was not run: {_why_refused(group)}."]
+    notes += [f"{DOUBTED} Seed {run.seed}: {why}." for run in group.runs for why in run.doubts]
     unfinished = sorted(run.seed for run in group.runs if run.record.status != "done")
     if unfinished:
         notes.append(f"Unfinished: seed {', '.join(map(str, unfinished))} has not run all its rounds.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedaudit.metrics.guarantee import NOTHING_SENT
 from fedaudit.reports import formats
 from fedaudit.reports.leak_tests import leak
 from fedaudit.reports.report import rows_below
@@ -25,7 +27,8 @@ def table(folder: Path) -> str:
     lines += [_line(_name(row), _figures(row), name) for row in ran]
     seeds = sorted({len(row.group.runs) for row in ran})
     over = "1 seed" if seeds == [1] else f"{seeds[0]} seeds" if len(seeds) == 1 else f"{seeds[0]} to {seeds[-1]} seeds"
-    lines += ["-" * WIDTH, f"Accuracy in %, ± half its 95 % interval; {over}."]
+    spread = "" if seeds == [1] else ", ± half its 95 % interval"
+    lines += ["-" * WIDTH, f"Accuracy in %{spread}; {over}."]
     lines.append("Sent: by one client in one round. δ and costs: the report.")
     lines += _below(rows, failed)
     return "\n".join(lines)
@@ -37,10 +40,16 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
         lines.append(f"~ near chance, in {weak} of {len(rows)} rows: if nothing was learnt, attacks find nothing.")
     if wrong := [row.label for row in rows if row.refuted]:
         lines += [f"! claim refuted by measurement: {_cut(label, WIDTH - 32)}" for label in wrong]
+    for row in (row for row in rows if row.doubts):
+        lines += textwrap.wrap(
+            f"!! do not rely on {row.label}: {'; '.join(row.doubts)}.", WIDTH, subsequent_indent="   "
+        )
     if still := sum(bool(row.idle) for row in rows):
         lines.append(f"{_rows(still)}: a part of the method changed nothing; the report's notes name it.")
-    if apart := sum(row.open_models for row in rows):
-        lines.append(f"* in {_rows(apart)} only messages are covered: clients' models are published.")
+    if apart := [row for row in rows if row.open_models]:
+        lines.append(f"* ∞ in {_rows(len(apart))}: clients' models, trained without noise, are published.")
+        if noisy := sum(row.messages != NOTHING_SENT for row in apart):
+            lines.append(f"  The report says what the messages alone have, in {noisy} of them.")
     if idle := sum(refused(row.group) for row in rows):
         lines.append(f"{_rows(idle)} did not run: the privacy setting applies to nothing that is sent.")
     return [*lines, *([f"{len(failed)} runs failed."] if failed else [])]

@@ -34,6 +34,8 @@ def cases_of(found: Export, budget: Path | None = None) -> list[Case]:
 def _run(row: SummaryRow) -> list[Case]:
     if refused(row.group):
         return [Case("run", row.label, "skipped", "; ".join(row.notes))]
+    if row.doubts:
+        return [Case("run", row.label, "error", f"not to be relied on: {'; '.join(row.doubts)}")]
     unfinished = [str(run.seed) for run in row.group.runs if run.record.status != "done"]
     said = f"seed {', '.join(unfinished)} has not run all its rounds" if unfinished else ""
     return [Case("run", row.label, "error" if unfinished else "passed", said)]

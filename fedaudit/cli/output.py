@@ -150,20 +150,37 @@ def print_table(rows: list[dict[str, Any]], title: str, total: tuple[str, ...] =
     if narrow:
         columns = [column for column in columns if column != "buffers" or any(row.get(column) for row in rows)]
     console = Console(emoji=False, markup=False, highlight=False)
-    words = {column: _longest_word([column, *(_cell(row.get(column), column) for row in rows)]) for column in columns}
-    if sum(words.values()) + len(columns) * (2 if narrow else 3) + 1 > console.width:
+    shown = {column: [column, *(_cell(row.get(column), column) for row in rows)] for column in columns}
+    feet = {column: _cell(sum(row.get(column) or 0 for row in rows), column) for column in columns if column in total}
+    words = {column: _longest_word([*texts, *feet.get(column, "").split()]) for column, texts in shown.items()}
+    between = 2 * len(columns) if narrow else 3 * len(columns) + 1
+    room = console.width - between - sum(words.values())
+    if room < 0:
         _print_paragraphs(rows, columns, title, total)
         return
     frame: dict[str, Any] = {"box": None, "padding": (0, 2, 0, 0)} if narrow else {}
     table = Table(title=title, title_justify="left", show_footer=bool(total), **frame)
+    widths = _widths(words, {c: max(map(len, [*shown[c], feet.get(c, "")])) for c in columns}, room)
     for column in columns:
         number = bool(rows) and all(isinstance(row.get(column, 0), int | float) for row in rows)
-        footer = _cell(sum(row.get(column) or 0 for row in rows), column) if column in total else ""
         side: Any = "right" if number else "left"
-        table.add_column(column, justify=side, footer=footer, overflow="fold", min_width=words[column])
+        table.add_column(column, justify=side, footer=feet.get(column, ""), overflow="fold", width=widths[column])
     for row in rows:
         table.add_row(*(_cell(row.get(column), column) for column in columns))
     console.print(table)
+
+
+def _widths(least: dict[str, int], most: dict[str, int], room: int) -> dict[str, int]:
+    """Return the width of each column, from its longest word up to its longest text: the narrowed first get the room.
+
+    Left to itself, the table gives some columns more than there is, and loses its right edge."""
+    widths = dict(least)
+    for _ in range(room if widths else 0):
+        column = max(widths, key=lambda name: most[name] - widths[name])
+        if widths[column] >= most[column]:
+            break
+        widths[column] += 1
+    return widths
 
 
 def _longest_word(texts: Sequence[str]) -> int:

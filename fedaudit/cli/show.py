@@ -22,6 +22,8 @@ def show(
     from fedaudit.runtime.folder import check_transcript
     from fedaudit.runtime.run_record import read_record, reading
 
+    if run.is_file() and run.suffix != ".json":
+        raise SettingError(f"{run} is a file, not a run folder. Name the folder of a run or of an audit: {run.parent}.")
     of_runs = not (run / "record.json").exists() and run.is_dir() and any(run.glob("*/record.json"))
     if of_runs or (run / "audit.json").is_file() or (run / "runs").is_dir():
         show_audit(run, as_json)
@@ -148,4 +150,7 @@ def export(
     """
     from fedaudit.reports.export import export as write
 
-    print(write(run, to, out, project=project, budget=budget))
+    def warn(doubt: str) -> None:
+        print(f"warning: {doubt}.", file=sys.stderr)
+
+    print(write(run, to, out, project=project, budget=budget, warn=warn))

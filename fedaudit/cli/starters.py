@@ -184,11 +184,23 @@ def begin(what: str, path: Path | None) -> list[Path]:
     else:
         usual, text = STARTERS[what]
         files, extra = {path or Path(usual): text}, {}
-    for file in files:
+    for file, text in files.items():
         if file.exists() or file.is_symlink():
-            raise SettingError(f"{file} exists already and was not changed. Name another file.")
+            raise SettingError(_in_the_way(file, text, what))
     files |= extra
     for file, text in files.items():
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(text.replace("NAME", file.name).replace("STEM", file.stem))
+        file.write_text(_filled(file, text))
     return list(files)
+
+
+def _filled(file: Path, text: str) -> str:
+    return text.replace("NAME", file.name).replace("STEM", file.stem)
+
+
+def _in_the_way(file: Path, text: str, what: str) -> str:
+    """Return why a file is not written, and what to do: a starter that is there already may be used as it is."""
+    if file.is_file() and file.read_bytes() == _filled(file, text).encode():
+        by = f"`fedaudit init {what}`" + (" or `fedaudit init ci`" if what in ("tests", "method") else "")
+        return f"{file} is there already, as {by} wrote it, and was not changed. Use it, or name another file."
+    return f"{file} exists already and was not changed. Name another file."

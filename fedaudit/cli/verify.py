@@ -66,7 +66,7 @@ def verify(
 
 
 def _print(checked: Sequence[Checked], verbose: bool) -> None:
-    words: dict[str, list[str]] = {}
+    words: dict[str, dict[str, list[str]]] = {}  # runs by reason and figure
     for of in checked:
         counts = f"{of.count('recomputed')} figures recomputed, {len(of.contradictions)} contradicted, "
         counts += f"{of.count(WORD)} the author's word"
@@ -76,11 +76,13 @@ def _print(checked: Sequence[Checked], verbose: bool) -> None:
             if finding.verdict == "contradicted" or (verbose and finding.verdict == "recomputed"):
                 print(wrapped(f"  {finding.text()}"))
             elif finding.verdict == WORD:
-                words.setdefault(f"{finding.figure}: {finding.reason}", []).append(of.folder)
+                words.setdefault(finding.reason, {}).setdefault(finding.figure, []).append(of.folder)
     if words:
         print("The author's word:")
-        for reason, runs in words.items():
-            print(wrapped(f"  {reason}" + (f" ({len(runs)} runs)" if len(runs) > 1 else "")))
+        for reason, figures in words.items():  # what keeps several figures from being recomputed is said once
+            for runs in dict.fromkeys(tuple(of) for of in figures.values()):
+                named = ", ".join(figure for figure, of in figures.items() if tuple(of) == runs)
+                print(wrapped(f"  {named}: {reason}" + (f" ({len(runs)} runs)" if len(runs) > 1 else "")))
     number = sum(len(of.contradictions) for of in checked)
     print(
         f"CONTRADICTED: {number} figures are not what the folder's own files say."

@@ -393,9 +393,9 @@ def read_record(folder: Path | str) -> RunRecord:
     try:
         raw = json.loads(path.read_text())
     except FileNotFoundError:
-        raise RunError(
-            f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
-        ) from None
+        raise RunError(_no_record(Path(folder))) from None
+    except (json.JSONDecodeError, UnicodeDecodeError) as e:
+        raise RunError(f"{path} cannot be read: it is not JSON ({e}). Name a folder that `fedaudit run` made.") from e
     except (ValueError, OSError, RecursionError) as e:
         raise RunError(f"{path} cannot be read: {e}. Name a folder that `fedaudit run` made.") from e
     if isinstance(raw, dict) and raw.get("schema_version") != SCHEMA:
@@ -414,6 +414,15 @@ def read_record(folder: Path | str) -> RunRecord:
         raise RunError(
             f"{path} is not a valid run record: {type(e).__name__} {str(e)[:200]}. Name a folder of `fedaudit run`."
         ) from None
+
+
+def _no_record(folder: Path) -> str:
+    """Return that a folder holds no run, and what to do: an audit's folder holds runs below it."""
+    below = sorted(path.parent for form in ("*/record.json", "*/*/record.json") for path in folder.glob(form))
+    if below:
+        number = "1 run" if len(below) == 1 else f"{len(below)} runs"
+        return f"{folder} holds no run itself, but {number} below it, as an audit does. Name one, such as {below[0]}."
+    return f"{folder} holds no run: record.json is missing. `fedaudit run --out {folder}` makes one."
 
 
 def _first(e: ValidationError) -> str:

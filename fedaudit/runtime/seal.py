@@ -62,6 +62,14 @@ class Seal(StoredModel):
         known = [name for name in names if name in self.files or name != KEY]
         return [name for name in known if self.files.get(name) != now.files.get(name)]
 
+    def broken_text(self, now: Seal) -> str:
+        """Return in words by which files the seal is broken, or by its own digest; empty if it is whole."""
+        broken = self.broken_by(now)
+        if not broken:
+            return "" if self.digest == digest_over(self.files) else f"its digest is not that of the files in {NAME}"
+        more = f" and {len(broken) - 3} more file{'s' * (len(broken) > 4)}" if len(broken) > 3 else ""
+        return f"not as it was sealed: {', '.join(broken[:3])}{more}"
+
 
 def digest_over(files: dict[str, str]) -> str:
     """Return one digest over files' names and digests."""

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from fedaudit.errors import SettingError, did_you_mean
+from fedaudit.errors import SettingError, did_you_mean, nearest
 from fedaudit.metrics.metric import Metric, limit_named
 from fedaudit.runtime.folder import STALE
 from fedaudit.runtime.run_record import RunRecord, read_record
@@ -149,8 +149,11 @@ def read_budgets(path: Path | str) -> list[Budget]:
     raw = read_toml(path)
     extra = raw.keys() - {"budget"}
     if extra or not isinstance(raw.get("budget"), list) or not raw["budget"]:
-        hint = did_you_mean(min(extra), ["budget"]) if extra else ""
-        raise SettingError(f"{path}: write one or more tables [[budget]].{hint}")
+        has = f"it has {', '.join(map(repr, sorted(extra)))}" if extra else "it has no table [[budget]]"
+        raise SettingError(
+            f"{path} is not a file of budgets: {has}.{nearest(min(extra), ['budget']) if extra else ''} Write one or "
+            "more tables [[budget]], and nothing else."
+        )
     return parse_budgets(raw["budget"], path)
 
 

@@ -101,7 +101,7 @@ class Case:
             with read_from(self.folder):
                 now = code_of_setting(self.record.setting if self.world is None else self.world.setting)
         except FedauditError as e:
-            return f"its code is not here: {e}"
+            return self.why_no_world if self.world is None else f"its code is not here: {e}"
         changed = differences(self.record.code, now)
         if not is_same(self.record.harness, harness()):
             changed.append("fedaudit's own code is another here")

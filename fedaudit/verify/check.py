@@ -7,6 +7,8 @@ the ledger, without data, models or the method's code.
 from __future__ import annotations
 
 import contextlib
+import re
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.checkpoint import write_atomic
 from fedaudit.runtime.folder import MARKER
 from fedaudit.runtime.run_record import RunRecord, read_record
+from fedaudit.runtime.seal import NAME as SEAL
 from fedaudit.runtime.seal import Seal, read_seal
 from fedaudit.stored_model import StoredModel
 from fedaudit.verify.accuracy import check_accuracy, check_data, check_sums
@@ -24,7 +27,7 @@ from fedaudit.verify.attacks import check_attacks
 from fedaudit.verify.case import RECORD, Case
 from fedaudit.verify.code import check_code, check_copies
 from fedaudit.verify.epsilon_audits import check_epsilon_audits
-from fedaudit.verify.finding import Checked, Finding
+from fedaudit.verify.finding import IMPOSSIBLE, Checked, Finding
 from fedaudit.verify.ledger import check_ledger
 from fedaudit.verify.noise_key import check_noise_key
 from fedaudit.verify.rerun import check_rerun, number_of_tasks
@@ -33,6 +36,7 @@ from fedaudit.verify.traffic import check_traffic, check_transcript
 from fedaudit.verify.twins import check_twins
 
 NOTE = "verified.json"
+REMEDY = re.compile(r"\. (?=(?:Name|Remove|Use) )")  # where the last sentence of a reader's error begins
 
 
 class Note(StoredModel):
@@ -158,18 +162,30 @@ def _begun(folder: Path) -> RunRecord | Checked:
     except FedauditError as e:
         file = next((name for name in ("attacks.json", "audits.json") if f"{name} cannot" in str(e)), RECORD)
         finding = Finding(
-            figure="record", verdict="contradicted", file=file, field=_field(str(e)), recorded=str(e)[:300],
-            recomputed="no run leaves such a file",
+            figure="record", verdict="contradicted", file=file, field=_field(str(e)),
+            recorded=_what_is_wrong(str(e))[:300], recomputed=IMPOSSIBLE,
         )  # fmt: skip
         return Checked(folder=str(folder), findings=[finding])
 
 
 def _field(text: str) -> str:
     """Return the place that a reader's error names, such as rounds.0.utility."""
+    after = _after_lead(text)
+    place = after.partition(":")[0]
+    return "" if after == text or " " in place else place
+
+
+def _what_is_wrong(text: str) -> str:
+    """Return what a reader's error says of that place, without the file, the place and the remedy."""
+    said = _after_lead(REMEDY.split(text)[0])
+    return said.removeprefix(f"{field}:").strip() if (field := _field(text)) else said
+
+
+def _after_lead(text: str) -> str:
     for lead in ("run record: ", "cannot be read: "):
         if lead in text:
-            return text.partition(lead)[2].partition(":")[0]
-    return ""
+            return text.partition(lead)[2]
+    return text
 
 
 def _check_note(case: Case, seal: str) -> None:
@@ -211,6 +227,40 @@ def read_note(folder: Path) -> Note | None:
         return Note.model_validate_json((folder / NOTE).read_bytes())
     except (OSError, ValidationError, ValueError):
         return None
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The standing of a run folder's files as they are now, by its seal and by the note of its last check."""
+
+    seal: Seal | None = None
+    broken: str = ""  # why the seal does not hold; empty if it does, or there is none
+    note: Note | None = None  # of a check of these very files
+    changed: bool = False  # the note is about other files
+
+    @property
+    def doubts(self) -> list[str]:
+        """Return why the run's figures cannot be relied on."""
+        found = [f"the seal is broken ({self.broken})"] if self.broken else []
+        if self.note is not None and self.note.contradicted:
+            figures = f"{self.note.contradicted} figure{'s' * (self.note.contradicted != 1)}"
+            found.append(f"a check on {self.note.when[:10]} contradicted {figures}")
+        return found
+
+
+def standing(folder: Path) -> Standing:
+    """Return how a run folder stands. That reads all its sealed files, unless it has neither seal nor note."""
+    note, broken = read_note(folder), ""
+    try:
+        seal = read_seal(folder)
+    except RunError:
+        seal, broken = None, f"{SEAL} does not hold a seal"
+    if seal is None and note is None:
+        return Standing(broken=broken)
+    now = Seal.of(folder)
+    same = note is not None and note.seal == now.digest
+    broken = broken if seal is None else seal.broken_text(now)
+    return Standing(seal, broken, note if same else None, note is not None and not same)
 
 
 def checked_lines(folder: Path) -> list[str]:

@@ -83,7 +83,7 @@ def _check_declarations(case: Case) -> None:
             method: Any = find(record.setting.method).make(record.setting.set, record.setting.preset)  # type: ignore[attr-defined]
             now = declarations_of(method)
     except FedauditError as e:
-        case.found.word(figure, f"the method is not here: {e}")
+        case.found.word(figure, case.why_no_world if case.world is None else f"the method is not here: {e}")
         return
     if not comparable(said.source, now.source):
         case.found.word(figure, f"the record says: {said.text()}")

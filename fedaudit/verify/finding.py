@@ -13,6 +13,7 @@ from fedaudit.stored_model import StoredModel, number_of, plain
 Verdict = Literal["recomputed", "contradicted", "the author's word"]
 Shown = str | float | int | bool | None
 ABSENT = "nothing"  # stands for a value that one side does not have
+IMPOSSIBLE = "no run leaves such a file"  # stands for the value of a file that is not valid
 LONGEST = 160  # characters of a value that are shown
 
 
@@ -35,6 +36,10 @@ class Finding(StoredModel):
         if self.verdict == "contradicted":
             at = f"{self.file}: {self.field}" if self.field else self.file
             why = f" ({self.reason})" if self.reason else ""
+            if self.recomputed == IMPOSSIBLE:
+                place = f"{self.field}: " if self.field else ""
+                said = f"{self.file} is not valid: {place}{self.recorded}; {IMPOSSIBLE}{why}"
+                return f"{self.figure}: contradicted. {said}"
             return (
                 f"{self.figure}: contradicted. {at} is {_word(self.recorded)}, recomputed {_word(self.recomputed)}{why}"
             )

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import reported
 from typer.testing import CliRunner
 
 from fedaudit.cli.main import app
@@ -258,6 +259,22 @@ def test_report_of_an_empty_folder(fedaudit, tmp_path):
     code, _, err = fedaudit("report", tmp_path)
     assert code == 2
     assert "There is no run below" in err
+
+
+def test_a_record_that_is_not_valid_is_told_first(fedaudit, tmp_path):
+    for name in ("a", "b"):
+        reported._save(tmp_path, name, reported._record("fedavg", 0, 0.5), [])
+        path = tmp_path / "runs" / name / "record.json"
+        path.write_text(path.read_text().replace('"status": "done"', '"status": "over"'))
+    first = tmp_path / "runs" / "a"
+    for command in (["report", first], ["compare", first, tmp_path], ["export", first, "--to", "csv", "--out", "x"]):
+        code, _, err = fedaudit(*command)
+        assert code == 2
+        assert err.startswith(f"error: {first / 'record.json'} is not a valid run record: status: ")
+        assert "There is no run" not in err
+    code, _, err = fedaudit("report", tmp_path)
+    assert err.startswith(f"error: {first / 'record.json'} is not a valid run record: status: ")
+    assert err.rstrip().endswith("(1 more cannot be read either)")
 
 
 def test_version():

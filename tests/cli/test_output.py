@@ -268,3 +268,31 @@ def test_the_doctor_finds_what_a_plain_run_needs(fedaudit):
     assert code == 0
     assert re.search(r"^ok +torch +\d", out, re.MULTILINE)
     assert re.search(r"^ok +data +digits", out, re.MULTILINE)
+
+
+def test_a_table_of_80_columns_keeps_its_right_edge(monkeypatch, capsys):
+    """Long texts beside figures fit when wrapped: no column is so wide that the last one is cut."""
+    monkeypatch.setenv("COLUMNS", "80")
+    row = {"run": "runs/fedavg of an audit", "budget": "epsilon of all rounds together", "measured": "54.83 kB up",
+           "allowed": 60000.5, "kept": "no, 78.4% off, by much", "digest": "d" * 14}  # fmt: skip
+    output.print_table([row, row | {"measured": "x" * 8 + " y"}], "budgets.toml")
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert len({len(line) for line in lines}) == 1
+    assert len(lines[0]) == 80
+    assert {line[-1] for line in lines} == {"┓", "┃", "┩", "│", "┘"}
+    assert any("dddddddddddddd" in line for line in lines)
+
+
+def test_columns_share_the_room_by_what_they_lack():
+    least, most = {"a": 3, "b": 2, "c": 5}, {"a": 10, "b": 4, "c": 5}
+    assert output._widths(least, most, 0) == least
+    assert output._widths(least, most, 5) == {"a": 8, "b": 2, "c": 5}
+    assert output._widths(least, most, 7) == {"a": 9, "b": 3, "c": 5}
+    assert output._widths(least, most, 50) == most
+    assert output._widths({}, {}, 9) == {}
+
+
+def test_a_sum_below_a_table_takes_part_in_its_width(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    output.print_table([{"n": 9}, {"n": 9}], "t", total=("n",), narrow=True)
+    assert capsys.readouterr().out.split() == ["t", "n", "9", "9", "18"]

@@ -245,3 +245,29 @@ def test_one_run_is_exported_alone(fedaudit, uneven, tmp_path):
     assert (code, out.split()[0]) == (0, "1")
     (row,) = rows_of(tmp_path / "one" / "runs.csv")
     assert (row["method"], row["epsilon"]) == ("uneven", "7.25")
+
+
+def test_show_of_a_page_names_the_folder_to_show(fedaudit, tmp_path):
+    (tmp_path / "report.html").write_text("<!doctype html>")
+    code, _, err = fedaudit("show", tmp_path / "report.html")
+    assert code == 2
+    assert err.startswith(f"error: {tmp_path / 'report.html'} is a file, not a run folder. Name the folder of a run")
+    assert err.rstrip().endswith(f": {tmp_path}.")
+    (tmp_path / "report.json").write_text("no JSON")
+    _, _, err = fedaudit("show", tmp_path / "report.json")
+    assert err.startswith(f"error: {tmp_path / 'report.json'} cannot be read: it is not JSON (Expecting value")
+
+
+def test_a_command_for_one_run_names_one_of_an_audits_runs(fedaudit, tmp_path):
+    for seed in range(2):
+        reported._save(tmp_path, f"a-{seed}", reported._record("fedavg", seed, 0.5), [])
+    code, _, err = fedaudit("transcript", tmp_path)
+    assert code == 2
+    first = tmp_path / "runs" / "a-0"
+    assert err.startswith(
+        f"error: {tmp_path} holds no run itself, but 2 runs below it, as an audit does. Name one, such as {first}."
+    )
+    _, _, err = fedaudit("transcript", first.parent)
+    assert "but 2 runs below it" in err
+    _, _, err = fedaudit("transcript", tmp_path / "nowhere")
+    assert "`fedaudit run --out" in err

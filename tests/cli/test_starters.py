@@ -10,6 +10,7 @@ import pytest
 from inner_session import import_everything
 
 from fedaudit.cli.starters import BUDGETS, CI, begin
+from fedaudit.errors import SettingError
 
 pytest_plugins = ["pytester"]
 QUIET = ("-q", "-p", "no:cacheprovider", "--strict-markers")
@@ -90,3 +91,24 @@ def test_every_command_of_the_workflow_passes(fresh, fedaudit):
 @pytest.mark.slow
 def test_the_whole_test_file_passes(fresh):
     fresh.runpytest_inprocess(*QUIET).assert_outcomes(passed=3)
+
+
+def test_a_starter_that_is_there_already_is_named_with_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    begin("ci", None)
+    for what, file in (("tests", "test_my_method.py"), ("method", "my_method.py")):
+        said = (
+            f"{file} is there already, as `fedaudit init {what}` or `fedaudit init ci` wrote it, and was not changed. "
+            "Use it, or name another file."
+        )
+        with pytest.raises(SettingError, match=f"^{re.escape(said)}$"):
+            begin(what, None)
+    begin("suite", None)
+    with pytest.raises(
+        SettingError, match=r"^suite\.toml is there already, as `fedaudit init suite` wrote it, and was"
+    ):
+        begin("suite", None)
+    (tmp_path / "test_my_method.py").write_text("mine = 1")
+    with pytest.raises(SettingError, match=r"^test_my_method\.py exists already and was not changed\. Name another"):
+        begin("tests", None)
+    assert (tmp_path / "test_my_method.py").read_text() == "mine = 1"

@@ -20,6 +20,7 @@ from fedaudit.reports.leak_tests import above_chance
 from fedaudit.reports.report import rows_below, write_report
 from fedaudit.reports.row_comparisons import best_row
 from fedaudit.reports.sentences import ledger_rows, verdict
+from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.reports.terminal import table
 from fedaudit.reports.vocabulary import BY_KEY
 
@@ -212,7 +213,8 @@ def test_a_guarantee_of_messages_does_not_cover_published_models(tmp_path):
     assert "For the messages alone in 1 (ε = ∞)" in found["What is guaranteed"]
     assert "something is sent without noise" not in found["What is guaranteed"]
     assert "Nothing is guaranteed: clients' models, trained without noise, are published." in verdict(of[0])
-    assert "in 1 row only messages are covered" in table(tmp_path)
+    assert "* ∞ in 1 row: clients' models, trained without noise, are published.\n" in table(tmp_path)
+    assert "  The report says what the messages alone have, in 1 of them." in table(tmp_path)
     assert ledger_rows(of[0])[-1]["epsilon"] == "∞"
     assert ledger_rows(of[0])[-2]["what"] == "published models"
 
@@ -290,3 +292,26 @@ def test_the_name_of_the_last_audit_counts(tmp_path):
     cells += [{"folder": f"runs/dp-{seed}", "status": "done", "reason": None} for seed in range(3)]
     (tmp_path / "audit.json").write_text(json.dumps({"cells": cells}))
     assert [row.label for row in rows_below(tmp_path)[0]] == ["New", "fedavg · DP-SGD, ε = 8"]
+
+
+def test_a_spread_is_explained_only_where_one_is_printed(tmp_path):
+    for folder, seeds in (("one", 1), ("two", 2)):
+        for seed in range(seeds):
+            reported._save(tmp_path / folder, f"a-{seed}", reported._record("fedavg", seed, 0.8, releases=True), [])
+    one, two = tmp_path / "one", tmp_path / "two"
+    assert "Accuracy in %; 1 seed." in table(one)
+    assert "±" not in table(one)
+    assert "Accuracy in %, ± half its 95 % interval; 2 seeds." in table(two)
+    assert "\\caption{One seed; bold" in latex(rows_below(one)[0])
+    assert "run. One seed.}" in latex(rows_below(one)[0])
+    assert "pm" not in latex(rows_below(one)[0])
+    assert "Mean $\\pm$ standard deviation over 2 seeds; bold" in latex(rows_below(two)[0])
+
+
+def test_a_method_that_sends_nothing_has_no_words_about_its_messages(tmp_path, monkeypatch):
+    """Its epsilon is infinite by the models that it publishes alone."""
+    reported._save(tmp_path, "local-0", reported._record("local", 0, 0.5), [])
+    monkeypatch.setattr(SummaryRow, "open_models", True)
+    monkeypatch.setattr(SummaryRow, "messages", "nothing computed from records is sent")
+    assert "* ∞ in 1 row: clients' models, trained without noise, are published." in table(tmp_path)
+    assert "messages" not in table(tmp_path)

@@ -9,7 +9,7 @@ import pytest
 
 from fedaudit.errors import RunError
 from fedaudit.privacy.noise_key import FILE as KEY
-from fedaudit.runtime.seal import CHUNK, Seal, Signature, read_seal, seal_again, write_seal
+from fedaudit.runtime.seal import CHUNK, Seal, Signature, digest_over, read_seal, seal_again, write_seal
 
 
 @pytest.fixture
@@ -85,3 +85,16 @@ def test_a_record_by_itself_is_not_sealed(tmp_path):
     (tmp_path / "record.json").write_text("{}")
     seal_again(tmp_path)
     assert read_seal(tmp_path) is None
+
+
+def test_the_files_that_break_a_seal_in_words():
+    def seal(digest=None, **files):
+        return Seal(digest=digest_over(files) if digest is None else digest, files=files)
+
+    whole = seal(a="1", b="2", c="3", d="4")
+    assert whole.broken_text(whole) == ""
+    assert whole.broken_text(seal(a="1", b="0", c="3", e="5")) == "not as it was sealed: b, d, e"
+    assert whole.broken_text(seal()) == "not as it was sealed: a, b, c and 1 more file"
+    assert whole.broken_text(seal(f="1")) == "not as it was sealed: a, b, c and 2 more files"
+    typed = seal("typed", a="1")
+    assert typed.broken_text(seal(a="1")) == "its digest is not that of the files in seal.json"

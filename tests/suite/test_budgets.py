@@ -97,7 +97,7 @@ def test_a_fattened_method_is_caught_against_the_baseline(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", r"write one or more tables \[\[budget\]\]"),
+        ("", r"it has no table \[\[budget\]\]\. Write one or more tables \[\[budget\]\]"),
         ("[[budgets]]\nmax = 1", "Did you mean 'budget'"),
         ('[[budget]]\nmaximum = "1 B"', "Unknown key of a budget"),
         ("[[budget]]\n", "needs one of max, min and baseline"),
@@ -486,9 +486,10 @@ def test_rows_and_messages_of_outcomes():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("zzz = 1\nbudgte = 2", r"tables \[\[budget\]\]\. Did you mean 'budget'"), ("", r"tables \[\[budget\]\]\.$"),
-        ("budget = []", r"tables \[\[budget\]\]\.$"), ("budget = [3]", "3 is not a budget"),
-        ("[[budget]]\nmax = '1 kB'\n[other]", r"write one or more tables"),
+        ("zzz = 1\nbudgte = 2", r"it has 'budgte', 'zzz'\. Did you mean 'budget'\? Write"),
+        ("", r"it has no table \[\[budget\]\]\. Write one or more tables \[\[budget\]\], and nothing else\.$"),
+        ("budget = []", r"tables \[\[budget\]\], and nothing else\.$"), ("budget = [3]", "3 is not a budget"),
+        ("[[budget]]\nmax = '1 kB'\n[other]", r"budgets\.toml is not a file of budgets: it has 'other'\. Write one or"),
     ],
 )  # fmt: skip
 def test_files_that_hold_no_budgets(text, said, tmp_path):

@@ -162,8 +162,10 @@ def test_code_is_compared_as_this_machine_would_run_it(monkeypatch):
         raise FedauditError("no module")
 
     monkeypatch.setattr(module, "code_of_setting", gone)
-    here = SimpleNamespace(record=record, world=None, folder=None)
+    here = SimpleNamespace(record=record, world=SimpleNamespace(setting="s"), folder=None)
     assert Case.other_code.func(here) == "its code is not here: no module"
+    here = SimpleNamespace(record=record, world=None, folder=None, why_no_world="there is no world")
+    assert Case.other_code.func(here) == "there is no world"
 
 
 def test_a_world_and_why_there_is_none():

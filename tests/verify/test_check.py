@@ -8,6 +8,7 @@ import pytest
 
 from fedaudit import __version__
 from fedaudit.errors import RunError
+from fedaudit.runtime.seal import Seal, write_seal
 from fedaudit.verify import check
 from fedaudit.verify.check import NOTE, Note
 from fedaudit.verify.finding import Checked, Findings
@@ -61,6 +62,50 @@ def test_a_record_that_cannot_be_read_is_one_contradiction(file, text, tmp_path,
     begun = check._begun(tmp_path)
     assert isinstance(begun, Checked)
     assert [(one.file, one.verdict) for one in begun.findings] == [(file, "contradicted")]
+
+
+@pytest.mark.parametrize(
+    ("error", "field", "recorded", "line"),
+    [
+        (
+            "forged/record.json is not a valid run record: rounds.0.round: Input should be 1 or more. Name a folder of "
+            "`fedaudit run`.",
+            "rounds.0.round", "Input should be 1 or more",
+            "record: contradicted. record.json is not valid: rounds.0.round: Input should be 1 or more; no run leaves "
+            "such a file",
+        ),
+        (
+            "forged/audits.json cannot be read: audits.3: a bound. of 4. Remove it, and audit again.",
+            "audits.3", "a bound. of 4",
+            "record: contradicted. audits.json is not valid: audits.3: a bound. of 4; no run leaves such a file",
+        ),
+        (
+            "forged/record.json has schema version 9; this fedaudit reads version 1. Use the version that wrote it.",
+            "", "forged/record.json has schema version 9; this fedaudit reads version 1",
+            "record: contradicted. record.json is not valid: forged/record.json has schema version 9; this fedaudit "
+            "reads version 1; no run leaves such a file",
+        ),
+        (
+            "forged/record.json cannot be read: it is not JSON (Expecting value: line 1). Name a folder that it made.",
+            "", "it is not JSON (Expecting value: line 1)",
+            "record: contradicted. record.json is not valid: it is not JSON (Expecting value: line 1); no run leaves "
+            "such a file",
+        ),
+    ],
+    ids=["record", "audits", "version", "no JSON"],
+)  # fmt: skip
+def test_an_invalid_record_is_told_by_the_validators_words_alone(error, field, recorded, line, tmp_path, monkeypatch):
+    def read(folder):
+        raise RunError(error)
+
+    monkeypatch.setattr(check, "read_record", read)
+    (tmp_path / "record.json").touch()
+    begun = check._begun(tmp_path)
+    assert isinstance(begun, Checked)
+    (finding,) = begun.findings
+    assert (finding.field, finding.recorded) == (field, recorded)
+    assert finding.recomputed == "no run leaves such a file"
+    assert finding.text() == line
 
 
 @pytest.mark.parametrize(
@@ -223,3 +268,30 @@ def test_what_is_said_of_a_folders_seal_and_note(broken, signature, tmp_path, mo
 
     monkeypatch.setattr(check, "read_seal", read)
     assert check.checked_lines(tmp_path) == ["the seal is cut off"]
+
+
+def test_how_a_folder_stands_by_its_seal_and_its_note(tmp_path):
+    def stands():
+        return check.standing(tmp_path)
+
+    assert stands() == check.Standing()
+    (tmp_path / "seal.json").write_text("no seal")
+    assert stands() == check.Standing(broken="seal.json does not hold a seal")
+    assert stands().doubts == ["the seal is broken (seal.json does not hold a seal)"]
+    (tmp_path / "record.json").write_text("{}")
+    seal = Seal.of(tmp_path)
+    write_seal(tmp_path, seal)
+    assert stands() == check.Standing(seal)
+    assert stands().doubts == []
+    of_these, of_others = note(seal=seal.digest, contradicted=2, when="2026-02-03T04"), note(seal="x", contradicted=2)
+    (tmp_path / NOTE).write_text(of_others.model_dump_json())
+    assert stands() == check.Standing(seal, changed=True)
+    assert stands().doubts == []
+    (tmp_path / NOTE).write_text(of_these.model_dump_json())
+    assert stands() == check.Standing(seal, note=of_these)
+    assert stands().doubts == ["a check on 2026-02-03 contradicted 2 figures"]
+    (tmp_path / "record.json").write_text("{ }")
+    assert stands() == check.Standing(seal, "not as it was sealed: record.json", changed=True)
+    (tmp_path / "seal.json").unlink()
+    (tmp_path / NOTE).write_text(note(seal=Seal.of(tmp_path).digest, contradicted=1, when="today").model_dump_json())
+    assert stands().doubts == ["a check on today contradicted 1 figure"]

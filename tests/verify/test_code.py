@@ -109,10 +109,15 @@ def test_declarations_that_nobody_can_look_up(monkeypatch):
     monkeypatch.setattr(code, "find", find)
     for said, words in ((None, "does not say"), (Declarations(tested="held", source="s"), "there is none")):
         record = SimpleNamespace(declarations=said, code=None, setting=SETTING)
-        case = SimpleNamespace(found=Findings(), record=record, folder=None, other_code="")
-        code._check_declarations(case)
-        assert [one.verdict for one in case.found.list] == ["the author's word"]
-        assert words in case.found.list[0].reason
+        for world, lead in (("a world", ""), (None, "no world: ")):
+            case = SimpleNamespace(
+                found=Findings(), record=record, folder=None, other_code="", world=world,
+                why_no_world="no world: there is none",
+            )  # fmt: skip
+            code._check_declarations(case)
+            assert [one.verdict for one in case.found.list] == ["the author's word"]
+            assert words in case.found.list[0].reason
+            assert case.found.list[0].reason.startswith(lead if said else "the record")
 
 
 @pytest.mark.parametrize(
