@@ -36,6 +36,8 @@ def test_a_mean_by_hand():
     assert equal.value.w["w"].tolist() == [3.0]
     assert equal.value.n == 2.0
     assert equal.value.f is None
+    opposed = mean_of({7: reply(5, 3), 2: reply(-1, 1)}, None)
+    assert opposed.value.w["w"].tolist() == [2.0], "all weigh the same, whatever they hold"
 
 
 def test_the_bits_are_those_of_the_method_s_own_sum():
