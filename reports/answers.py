@@ -71,8 +71,9 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
     ran = [row for row in every if not row.doubts]
     arenas = list(dict.fromkeys(row.group.arena for row in ran))
     named = dict(zip(arenas, _places([row.group.setting for row in _firsts(ran, arenas)]), strict=True))
-    made = [_doubted(every)] if len(ran) < len(every) else []
-    nothing = "No run here can be relied on." if made else "Nothing was run."
+    doubted = len(ran) < len(every)
+    made = [_doubted(every)] if doubted else []
+    nothing = "No run here can be relied on." if doubted else "Nothing was run."
     for question, answer in (
         ("Which to use", which), ("What leaks", leaks), ("What is guaranteed", guaranteed), ("What it costs", costs),
     ):  # fmt: skip
@@ -81,7 +82,7 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
         tones = {one.tone for one in found}
         worst: Tone = "bad" if "bad" in tones else "good" if tones == {"good"} else "plain"
         lines = [line for part in parts for line in _said(part)]
-        made.append(Answer(question, lines or [nothing], worst if lines else "bad", parts))
+        made.append(Answer(question, lines or [nothing], "bad" if doubted and not lines else worst, parts))
     return made
 
 

@@ -109,21 +109,24 @@ def _digest_of_code(source: bytes) -> str:
 
 
 def _kept() -> dict[str, tuple[str, str]]:
-    """Return the digests of the harness's modules that an earlier process kept; nothing where that file is not ours."""
+    """Return the digests of the harness's modules that an earlier process kept; nothing where that file is not ours.
+
+    Whatever is wrong with the file (it is missing, cut off, or of another form) costs a second, and no run.
+    """
     try:
         found = json.loads(_place().read_bytes())
         if found["by"] != _own_bytes():
             return {}
         return {str(name): (str(of_bytes), str(of_code)) for name, (of_bytes, of_code) in found["modules"].items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError, NotImplementedError):
-        return {}
+        return {}  # the last one: a Python that keeps no bytecode
 
 
 def _keep(digests: Mapping[str, tuple[str, str]]) -> None:
     """Keep digests for later processes, where and when Python keeps what it compiles."""
     if sys.dont_write_bytecode:
         return
-    with contextlib.suppress(OSError, NotImplementedError):  # a folder that is not ours to write, as for Python
+    with contextlib.suppress(OSError, NotImplementedError):  # not ours to write, or a Python without bytecode
         place = _place()
         place.parent.mkdir(exist_ok=True, parents=True)
         beside = place.with_name(f"{place.name}.{os.getpid()}")

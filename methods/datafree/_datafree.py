@@ -349,6 +349,7 @@ class DataFree(Method):
         return Tuned(host.settle(tuned, server, cohort), nets, after.w, seen)
 
     def _check(self, server: Server, f: nn.Module, nets: Generators) -> None:
+        """Raise SettingError if a network holds NaN or infinity. The error names the likely cause and the remedy."""
         trained = {"global model": state_of(f), "generator": nets.G}
         lost = [name for name, w in trained.items() if not all(bool(t.isfinite().all()) for t in w.values())]
         if not lost:

@@ -116,6 +116,17 @@ def test_what_it_says_of_whole_runs_of_fedzge_holds() -> None:
     assert f"take {min(spent):.1f} to {max(spent):.1f} minutes for 100 rounds" in text
 
 
+def test_what_it_says_of_processor_time_holds() -> None:
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    kept = json.loads((KEPT / "cpu.json").read_text())
+    quick, start = kept["quickstart"], kept["start"]
+    spent = [user + system for user, system in zip(quick["user_s"], quick["system_s"], strict=True)]
+    assert "**{:.0f} and {:.0f} s** ({:.0f} and {:.0f} s of user time".format(*spent, *quick["user_s"]) in text
+    assert "at {}, {:.1f} and {:.1f} minutes".format(quick["commit"], *(s / 60 for s in quick["wall_s"])) in text
+    before, now = start["before"]["s"], start["now"]["s"]
+    assert f"(at {start['now']['commit']}) | 0.6 | {before:.1f} s | {now:.1f} s | met: {now / before:.2f} |" in text
+
+
 def test_what_it_says_of_seeds_and_of_third_rounds_holds() -> None:
     text = " ".join((RESULTS / "speed.md").read_text().split())
     kept = json.loads((KEPT / "seeds_together.json").read_text())
