@@ -174,6 +174,26 @@ def test_an_own_method_may_not_take_the_name_of_one_of_the_package(own, monkeypa
         registry.find("a")
 
 
+def test_nor_a_name_that_another_module_of_the_package_registers(own, monkeypatch):
+    """`fedavg+dfrd` is in the module of `dfrd`. Who has that name already must not hide it."""
+
+    class Mine:
+        pass
+
+    class Theirs:
+        pass
+
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda group: [])
+    monkeypatch.setattr(
+        registry.importlib, "import_module", lambda name: name[-1] == "d" and registry.register("a+d")(Theirs)
+    )
+    monkeypatch.setattr(registry, "_families", {"fedaudit.methods": {"a": "f", "d": "g"}})
+    registry.register("a+d")(Mine)
+    registry._loaded.clear()
+    with pytest.raises(SettingError, match="'a\\+d' names two methods"):
+        registry.find("a+d")
+
+
 def test_a_file_may_name_only_code_that_is_trusted(monkeypatch, tmp_path):
     """Code that is imported already and code of fedaudit need no trust; the user may name anything."""
     monkeypatch.setattr(registry, "_trusting", False)

@@ -315,3 +315,9 @@ def test_a_method_that_sends_nothing_has_no_words_about_its_messages(tmp_path, m
     monkeypatch.setattr(SummaryRow, "messages", "nothing computed from records is sent")
     assert "* ∞ in 1 row: clients' models, trained without noise, are published." in table(tmp_path)
     assert "messages" not in table(tmp_path)
+
+
+def test_where_nothing_was_run_no_answer_is_bad():
+    found = answers([])
+    assert [answer.lines for answer in found] == [["Nothing was run."]] * 4
+    assert {answer.tone for answer in found} == {"plain"}
