@@ -90,10 +90,20 @@ def test_a_round(moments, tmp_path):
         torch.set_default_dtype(torch.float32)
 
 
+def test_a_round_in_which_eq_20_has_a_rate_of_its_own(tmp_path):
+    values = {**SET, "eta_prime": 3 * ETA_K}
+    ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=values)
+    torch.set_default_dtype(torch.float64)
+    try:
+        retell(ran, "kept", values)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 @pytest.mark.parametrize("left_out", [None, *(pytest.param(name, marks=pytest.mark.slow) for name in AUTHORS)])
 def test_a_round_as_the_authors_code_has_it(left_out, tmp_path):
     """All of the preset `authors`, and all but one fact at a time, so that each is told apart from the printed one."""
-    values = {**SET, "E_k": 2, "B_k": 4, **{name: v for name, v in AUTHORS.items() if name != left_out}}
+    values = {**SET, "E_k": 2, "E_prime": 3, "B_k": 4, **{name: v for name, v in AUTHORS.items() if name != left_out}}
     ran = played("fedzge", tmp_path, model="mlp:1,cnn_bn:2", server_model="cnn_bn", set=values)
     torch.set_default_dtype(torch.float64)
     try:
@@ -195,6 +205,8 @@ def retell(ran, moments, values=SET):
         order = rng(f"client {k}", "fit 1", ask=2)
         batch = B if values.get("B_prime") == "all" else values["B_k"]
         loss = lambda out, e: kl(e, out).mean()  # noqa: E731
-        taught(clients[k], x, e, order, E_PRIME, loss, [ETA_K] * E_PRIME, batch)  # lines 30-34, Eq. 20
+        epochs, rate = values["E_prime"], values.get("eta_prime", ETA_K)
+        rates = [rate * cosine(t, epochs, values) for t in range(epochs)]
+        taught(clients[k], x, e, order, epochs, loss, rates, batch)  # lines 30-34, Eq. 20
         close(dict(clients[k].state_dict()), ran.model(k), f"client {k}'s model")
     assert not ran.down(ask=3)
