@@ -18,11 +18,11 @@ DATASETS = (
     "digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "tinyimagenet", "folder:", "npz:", "hf:",
 )  # fmt: skip
 MODELS = (
-    "cnn", "cnn_bn", "mlp", "convnet", "convnet_padded", "conv4", "fedfree_cnn", "vit_tiny", "resnet18", "resnet34",
-    "resnet50", "resnet101", "resnet152", "resnet18_cifar", "resnet34_cifar", "resnet50_cifar", "resnet101_cifar",
-    "resnet152_cifar", "googlenet", "efficientnet_v2_s", "mobilenet_v2", "mobilenet_v3_small", "mobilenet_v3_large",
-    "shufflenet_v2_x1_5", "shufflenet_v2_x2_0", "transformer", "HtFE-1", "HtFE-2", "HtFE-5", "HtFE-10", "fedfree-8",
-    "digits-3",
+    "cnn", "cnn_bn", "mlp", "convnet", "convnet_padded", "conv4", "conv4_pooled", "fedfree_cnn", "vit_tiny", "resnet18",
+    "resnet34", "resnet50", "resnet101", "resnet152", "resnet18_cifar", "resnet34_cifar", "resnet50_cifar",
+    "resnet101_cifar", "resnet152_cifar", "googlenet", "efficientnet_v2_s", "mobilenet_v2", "mobilenet_v3_small",
+    "mobilenet_v3_large", "shufflenet_v2_x1_5", "shufflenet_v2_x2_0", "transformer", "HtFE-1", "HtFE-2", "HtFE-5",
+    "HtFE-10", "fedfree-8", "digits-3",
 )  # fmt: skip
 PARTITIONS = ("iid", "dirichlet:0.5", "dirichlet:0.1", "shards:2")
 THREATS = ("server", "outsider", "peer:0", "active-server")

@@ -16,8 +16,8 @@ The papers leave these points open, and we chose:
   and gives no widths. 5x5 convolutions of width 32 and 64, as in the CNN of FedAvg, and linear layers of width 704 and
   384 come to 3.21 M at 3x32x32.
 - `conv4` (DFRD): four times convolution 3x3 of width 64, 128, 256 and 512, batch norm, ReLU; 2x2 max-pooling behind
-  all but the last, and the mean over pixels behind that. The paper's appendix, which has its networks, is not at hand;
-  this is the small one of its authors' public code.
+  all but the last, and the mean over pixels behind that. `conv4_pooled` has a fourth pooling before that mean. It is
+  the small network of the authors' public code; the paper's appendix, which has its networks, is not at hand.
 - `vit_tiny` (DFFKE): width 192, 12 layers, 3 heads, as in every ViT-Tiny. The patch is the largest power of two up to
   16 with at least seven patches along the shorter side: 1 at 8x8, 4 at 28x28 and 32x32, 8 at 64x64, 16 at 224x224.
 - `efficientnet_v2_s` stands for DFFKE's "EfficientNetV2": the smallest that torchvision has.
@@ -42,7 +42,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -110,13 +110,13 @@ def _plain(
     norm: bool = False,
     pool: Callable[[int], nn.Module] = Halving,
     even: bool = False,
-    mean: bool = False,
+    mean: Literal["none", "last", "behind"] = "none",
 ) -> tuple[nn.Module, int]:
     """Return an encoder and its embedding's width: convolutions that keep the size, each with a halving, then linear
     layers.
 
     `even`: the first convolution adds so many zeros around the image that no halving drops a row. `mean`: the mean over
-    all pixels stands in the place of the last halving.
+    all pixels stands in the place of the last halving, or behind it.
     """
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     channels, h, w = shape if shape.kind == "images" else (math.prod(shape), 1, 1)
@@ -130,12 +130,13 @@ def _plain(
         if norm:
             layers[f"bn{i}"] = nn.BatchNorm2d(width)
         layers[f"relu{i}"] = nn.ReLU()
-        if mean and i == len(convs):
-            layers["mean"], h, w = nn.AdaptiveAvgPool2d(1), 1, 1
-        elif min(h, w) >= 2:  # images under 8x8 run out of pixels to pool
+        in_its_place = mean == "last" and i == len(convs)
+        if min(h, w) >= 2 and not in_its_place:  # images under 8x8 run out of pixels to pool
             layers[f"pool{i}"] = pool(2)
             h, w = h // 2, w // 2
         channels = width
+    if mean != "none":
+        layers["mean"], h, w = nn.AdaptiveAvgPool2d(1), 1, 1
     layers["flatten"] = nn.Flatten()
     features = channels * h * w
     for i, full in enumerate(linears, 1):
@@ -152,7 +153,8 @@ _PLAIN: dict[str, Callable[[Shape, Fraction], tuple[nn.Module, int]]] = {
     "mlp": partial(_plain, linears=(128,)),
     "convnet": partial(_plain, convs=(128, 128, 128), norm=True, pool=nn.AvgPool2d),
     "convnet_padded": partial(_plain, convs=(128, 128, 128), norm=True, pool=nn.AvgPool2d, even=True),
-    "conv4": partial(_plain, convs=(64, 128, 256, 512), norm=True, mean=True),
+    "conv4": partial(_plain, convs=(64, 128, 256, 512), norm=True, mean="last"),
+    "conv4_pooled": partial(_plain, convs=(64, 128, 256, 512), norm=True, mean="behind"),
     "fedfree_cnn": partial(_plain, convs=(32, 64), linears=(704, 384), kernel=5),
 }
 

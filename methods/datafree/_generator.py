@@ -13,14 +13,16 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedaudit import answers
+from fedaudit import answers, kl
 from fedaudit.shape import Shape
 
 Merge = Literal["mul", "add", "cat", "ncat", "none"]
-Mask = Literal["dfrd", "fedftg", "dense"]
+Mask = Literal["dfrd", "fedftg", "dense", "one-right"]
 Metric = Literal["mean", "ms", "l2"]
 Network = Literal["table7", "dcgan"]
 Mean = Literal["logits", "probabilities"]
+Transfer = Literal["teacher-student", "student-detached"]
+Rows = Literal["all", "counted"]
 Ensemble = Callable[[Tensor, Tensor], Tensor]  # synthetic data, labels: the teachers' weighted logits
 
 
@@ -191,12 +193,34 @@ def weighted(teachers: Sequence[nn.Module], tau: Tensor, mean: Mean = "logits") 
 
 
 def epsilon(mask: Mask, student: Tensor, teacher: Tensor, y: Tensor) -> Tensor:
-    """Return which rows count for transferability: DFRD's (diamond), FedFTG's (triangle), DENSE's (nabla)."""
+    """Return which rows count for transferability: DFRD's (diamond), FedFTG's (triangle), DENSE's (nabla).
+
+    `one-right` is DENSE's in the code of DFRD's authors: exactly one of the two says y.
+    """
     if mask == "fedftg":
         return torch.ones_like(y, dtype=student.dtype)
     f, ensemble = student.argmax(1), teacher.argmax(1)
-    counts = (f != y) & (ensemble == y) if mask == "dfrd" else f != ensemble
+    match mask:
+        case "dfrd":
+            counts = (f != y) & (ensemble == y)
+        case "dense":
+            counts = f != ensemble
+        case "one-right":
+            counts = (f == y) != (ensemble == y)
     return counts.to(student.dtype)
+
+
+def discrepancy(teacher: Tensor, student: Tensor, tran: Transfer = "teacher-student", T: float = 1.0) -> Tensor:
+    """Return how far teacher and student are apart for the generator, one value per row: Eq. 3 without its mask.
+
+    `student-detached` is KL(student, teacher) without a gradient through the student, as DFRD's authors have it.
+    """
+    return kl(teacher, student, T) if tran == "teacher-student" else kl(student.detach(), teacher, T)
+
+
+def share(counts: Tensor, rows: Rows = "all") -> Tensor:
+    """Return the weights of rows in a mean: over all rows, or over those that count alone (none of them: all 0)."""
+    return counts if rows == "all" else counts * (len(counts) / counts.sum().clamp_min(1))
 
 
 def _mean_apart(s: Tensor, metric: Metric) -> Tensor:

@@ -13,7 +13,8 @@ The paper leaves these points open or contradicts itself (the appendices are not
 - Eq. 3 is printed as KL(teacher, student), Eq. 7 as KL(student, teacher). The authors' public code calls torch's
   kl_div, whose first argument is the student's: Eq. 7 writes its order of arguments, and KL(teacher, student) was run.
   So `md` is `teacher-student`; `student-teacher` is as printed. Eq. 3 stays as printed; that code has -KL(student,
-  teacher) there, without a gradient through the student (`tran = "student-detached"`).
+  teacher) there, without a gradient through the student (`tran = "student-detached"`), and takes the mean over the rows
+  that the mask counts (`rows = "counted"`) instead of the batch.
 - No temperature is given: `T` = 1. That code has 10 in Eqs. 3 and 7, without a factor T^2.
 - Eq. 4 as printed has plain norms. With as few as 64 pixels the exponential is then 0 in float32, and so is its
   gradient, unless G has nearly collapsed. But Table 5 has 1 to 7 points for it. The default is the form in public code
@@ -69,18 +70,21 @@ from fedaudit.methods.datafree._generator import (
     Mean,
     Merge,
     Metric,
+    Rows,
     Sampler,
+    Transfer,
     combined,
+    discrepancy,
     diversity,
     dynamic_weights,
     epsilon,
     label_distribution,
+    share,
     teach,
     weighted,
 )  # fmt: skip
 
 Order = Literal["student-teacher", "teacher-student"]
-Transfer = Literal["teacher-student", "student-detached"]
 Weighting = Literal["dynamic", "uniform", "images", "targets"]  # everywhere, nowhere, in Eqs. 2 and 3, in Eq. 7
 
 
@@ -96,10 +100,10 @@ def L_tran(
     mask: Mask = "dfrd",
     tran: Transfer = "teacher-student",
     T: float = 1.0,
+    rows: Rows = "all",
 ) -> Tensor:
     """Return Eq. 3, one value per row."""
-    apart = kl(ensemble, student, T) if tran == "teacher-student" else kl(student.detach(), ensemble, T)
-    return -epsilon(mask, student, ensemble, y) * apart
+    return -share(epsilon(mask, student, ensemble, y), rows) * discrepancy(ensemble, student, tran, T)
 
 
 def L_gen(
@@ -114,10 +118,11 @@ def L_gen(
     metric: Metric = "mean",
     tran: Transfer = "teacher-student",
     T: float = 1.0,
+    rows: Rows = "all",
 ) -> Tensor:
     """Return Eq. 5: L_fid + beta_tran L_tran + beta_div L_div, for a batch."""
-    rows = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask, tran, T)
-    return rows.mean() + beta_div * diversity(s, h, metric)  # Eq. 4
+    each = L_fid(ensemble, y) + beta_tran * L_tran(ensemble, student, y, mask, tran, T, rows)
+    return each.mean() + beta_div * diversity(s, h, metric)  # Eq. 4
 
 
 def L_kl(student: Tensor, ensemble: Tensor, md: Order = "teacher-student", T: float = 1.0) -> Tensor:
@@ -139,7 +144,7 @@ class DFRD(DataFree):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         **PRESETS,
-        "authors": {**AUTHORS, "T": 10.0, "tran": "student-detached", "metric": "ms"},
+        "authors": {**AUTHORS, "metric": "ms", "rows": "counted"},
     }
 
     beta_tran: float = 1.0
@@ -153,6 +158,7 @@ class DFRD(DataFree):
     md: Order = "teacher-student"  # order of the KL in Eq. 7
     tran: Transfer = "teacher-student"  # order of the KL in Eq. 3
     T: float = Field(1.0, gt=0)  # temperature of Eqs. 3 and 7
+    rows: Rows = "all"  # over which rows the mean of Eq. 3 goes: all, or those that its mask counts
     metric: Metric = "mean"  # distances in Eq. 4
     ensemble: Mean = "logits"  # what of the teachers is averaged in Eqs. 2, 3 and 7
 
@@ -178,7 +184,7 @@ class DFRD(DataFree):
             z, y = draw()
             h = G.h(z, y)
             s = G(h)
-            how = self.beta_tran, self.beta_div, self.mask, self.metric, self.tran, self.T
+            how = self.beta_tran, self.beta_div, self.mask, self.metric, self.tran, self.T, self.rows
             return L_gen(ensemble(s, y), f(s), y, s, h, *how)
 
         def labelled(net: Generator) -> tuple[Tensor, Tensor]:

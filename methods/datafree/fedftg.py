@@ -18,8 +18,11 @@ We do not have the paper; this is written from its published description. Where 
   logits for the generator instead, and trains f on the weighted mean of the teachers' softmax outputs.)
 - L_dis has the distances of that code: mean absolute ones of images, mean squared ones of noise. `metric = "l2"`: plain
   norms, under which it is 0 (see dfrd.py).
-- The label enters the generator as one-hot, next to z. Steps, rates and sizes are those of `dfrd`, as in DFRD's tables.
-- The preset `authors` has the steps, rates and networks of DFRD's authors, who ran it as a rival.
+- The label enters the generator as one-hot, next to z (`merge`). Steps, rates and sizes are those of `dfrd`, as in
+  DFRD's tables.
+- The preset `authors` is FedFTG as DFRD's authors ran it as a rival. Besides steps, rates and networks it has a
+  temperature of 10 (`T`), KL(f(s), f_i(s)) without a gradient through f for the generator (`tran`), a mean over classes
+  in L_md (`classes`), mean squares of both in L_dis, and an embedding of the label next to z.
 - alpha_{i,y} and p(y) come from label counts as in DFRD's Section 3.2: a release of kind `label_counts`. `weighting`
   and `labels` have the settings of `dfrd`, so that the two can be compared like with like.
 """
@@ -30,10 +33,11 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Server, kl, register
+from fedaudit import Server, register
 from fedaudit.methods.datafree._datafree import (
     AUTHORS,
     PRESETS,
@@ -47,7 +51,9 @@ from fedaudit.methods.datafree._generator import (
     Merge,
     Metric,
     Sampler,
+    Transfer,
     combined,
+    discrepancy,
     diversity,
     dynamic_weights,
     label_distribution,
@@ -61,28 +67,44 @@ def L_cls(teachers: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
     return (alpha[:, y] * each).sum(0)
 
 
-def L_md(teachers: Tensor, student: Tensor, alpha: Tensor, y: Tensor) -> Tensor:
+def L_md(
+    teachers: Tensor,
+    student: Tensor,
+    alpha: Tensor,
+    y: Tensor,
+    tran: Transfer = "teacher-student",
+    T: float = 1.0,
+    classes: Literal["sum", "mean"] = "sum",
+) -> Tensor:
     """Return sum_i alpha_{i,y} KL(f_i(s), f(s)), one value per row."""
-    return (alpha[:, y] * kl(teachers, student[None])).sum(0)
+    each = discrepancy(teachers, student[None], tran, T) / (student.shape[-1] if classes == "mean" else 1)
+    return (alpha[:, y] * each).sum(0)
 
 
 @register("fedftg", tables="FedZGE DFRD")
 class FedFTG(DataFree):
     """Repair the averaged model with generated hard images. A client sends its weights and its label counts."""
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {**PRESETS, "authors": AUTHORS}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **PRESETS,
+        "authors": {**AUTHORS, "metric": "ms", "merge": "cat", "classes": "mean"},
+    }
 
     lambda_cls: float = 1.0
     lambda_dis: float = 1.0
     metric: Metric = "mean"  # distances in L_dis
     weighting: Literal["dynamic", "uniform"] = "dynamic"  # alpha_{i,y}: by label counts, or all teachers alike
     labels: Literal["dynamic", "uniform"] = "dynamic"  # p(y)
+    merge: Merge = "ncat"  # how the generator takes its label
+    tran: Transfer = "teacher-student"  # order of the KL in the generator's L_md
+    T: float = Field(1.0, gt=0)  # temperature of L_md
+    classes: Literal["sum", "mean"] = "sum"  # what L_md is over the classes
 
     def counts_labels(self) -> bool:
         return "dynamic" in (self.weighting, self.labels)
 
     def operator(self) -> Merge:
-        return "ncat"
+        return self.merge
 
     def distil(
         self, server: Server, f: nn.Module, teachers: list[nn.Module], n: Tensor, nets: Generators
@@ -92,12 +114,13 @@ class FedFTG(DataFree):
         p = label_distribution(n if self.labels == "dynamic" else alike)  # customised label sampling
         draw = Sampler(p, self.d, self.B, server.rng("z and y"))
         G = self.generator(server, nets.G)
+        how = self.T, self.classes
 
         def generator() -> Tensor:
             z, y = draw()
             s = G(G.h(z, y))
             logits = teach(teachers, s)
-            rows = self.lambda_cls * L_cls(logits, alpha, y) - L_md(logits, f(s), alpha, y)
+            rows = self.lambda_cls * L_cls(logits, alpha, y) - L_md(logits, f(s), alpha, y, self.tran, *how)
             return rows.mean() + self.lambda_dis * diversity(s, z, self.metric)
 
         def global_model() -> Tensor:
@@ -105,7 +128,7 @@ class FedFTG(DataFree):
             with torch.no_grad():
                 s = G(G.h(z, y))
                 logits = teach(teachers, s)
-            return L_md(logits, f(s), alpha, y).mean()
+            return L_md(logits, f(s), alpha, y, "teacher-student", *how).mean()
 
         settle = draw.settle(1), draw.settle(1)
         after = self.compete(server, G, f, nets, generator, global_model, settle=settle)

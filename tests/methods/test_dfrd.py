@@ -98,7 +98,8 @@ STUDENT = torch.tensor([[0.0, 1, 0], [2, 0, 0], [1, 0, 0], [0, 0, 1]])
 
 
 @pytest.mark.parametrize(
-    ("mask", "counts"), [("dfrd", [1, 0, 0, 0]), ("fedftg", [1, 1, 1, 1]), ("dense", [1, 0, 1, 1])]
+    ("mask", "counts"),
+    [("dfrd", [1, 0, 0, 0]), ("fedftg", [1, 1, 1, 1]), ("dense", [1, 0, 1, 1]), ("one-right", [1, 0, 1, 0])],
 )
 def test_the_three_masks(mask, counts):
     """Fig. 2: black circles (row 1), red (2), yellow (3), purple (4). Only this paper's mask takes black alone."""
@@ -308,7 +309,9 @@ def test_dense_by_hand():
     variance 4 (as 3, 3, -1, -1) against the running mean 0 and variance 1: |1 - 0| + |4 - 1| = 4, and half of that
     over two teachers of which one has no batch norm. Heard once, then forgotten."""
     teacher, student = torch.tensor([[0.0, LN3], [LN3, 0.0]]), torch.zeros(2, 2)
-    assert L_div(teacher, student).tolist() == pytest.approx([-KL_TS, 0], abs=1e-6)
+    y = torch.tensor([0, 1])
+    assert L_div(teacher, student, y).tolist() == pytest.approx([-KL_TS, 0], abs=1e-6)
+    assert L_div(teacher, student, y.flip(0), rows="counted").tolist() == pytest.approx([-2 * KL_TS, 0], abs=1e-6)
     normed = nn.BatchNorm2d(1).eval()
     norms = Norms([normed, Says(0.0)])
     normed(torch.tensor([3.0, 3, -1, -1]).view(2, 1, 1, 2))
@@ -460,7 +463,7 @@ def test_a_student_reaches_four_fifths_of_its_teacher(method, tmp_path):
 
 def test_the_presets_of_dfrds_authors_give_all_three_one_budget():
     """They differ in what is a method's own; on FedAvg the clients go on from the plain average."""
-    own = {"T", "tran", "metric", "lambda_1"}
+    own = {"metric", "rows", "merge", "classes", "mask", "batches", "lambda_1", "lambda_2"}
     budgets = []
     for name in ("dfrd", "fedftg", "dense"):
         alone, hosted = (registry.find(f"{host}{name}").presets["authors"] for host in ("", "fedavg+"))
@@ -468,7 +471,11 @@ def test_the_presets_of_dfrds_authors_give_all_three_one_budget():
         assert "feedback" not in registry.find(f"heterofl+{name}").presets["authors"]
         budgets.append({key: value for key, value in alone.items() if key not in own})
     assert budgets[0] == budgets[1] == budgets[2]
-    assert {key: budgets[0][key] for key in ("I", "I_g", "I_d", "optimisers")} == {
-        "I": 10, "I_g": 2, "I_d": 5, "optimisers": "turn",
+    assert {key: budgets[0][key] for key in ("I", "I_g", "I_d", "optimisers", "T", "tran")} == {
+        "I": 10, "I_g": 2, "I_d": 5, "optimisers": "turn", "T": 10, "tran": "student-detached",
     }  # fmt: skip
-    assert registry.find("dense").presets["authors"]["lambda_1"] == 0  # their networks keep no statistics
+    dfrd, fedftg, dense = (registry.find(name).presets["authors"] for name in ("dfrd", "fedftg", "dense"))
+    assert (dfrd["metric"], dfrd["rows"]) == ("ms", "counted")
+    assert (fedftg["metric"], fedftg["merge"], fedftg["classes"]) == ("ms", "cat", "mean")
+    assert (dense["merge"], dense["mask"], dense["rows"], dense["batches"]) == ("mul", "one-right", "counted", "step")
+    assert (dense["lambda_1"], dense["lambda_2"]) == (0, 1)  # their networks keep no statistics

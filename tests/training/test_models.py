@@ -79,6 +79,7 @@ def seeded(arch: str, shape: tuple[int, int, int] = (1, 8, 8)) -> models.Net:
         # Convolutions with bias, batch norms of two numbers a channel, 512 features whatever the image's side.
         ("conv4", (1, 28, 28), 64 * 10 + 128 * 577 + 256 * 1153 + 512 * 2305 + 2 * 960 + 5_130),
         ("conv4", (3, 32, 32), 64 * 28 + 128 * 577 + 256 * 1153 + 512 * 2305 + 2 * 960 + 5_130),
+        ("conv4_pooled", (3, 32, 32), 64 * 28 + 128 * 577 + 256 * 1153 + 512 * 2305 + 2 * 960 + 5_130),
         # A layer: norms 2*2*192, attention 4*192*192+4*192, MLP 2*4*192*192+5*192. Around twelve of them: positions of
         # 64 patches and the token, the token, patches of 4x4x3, last norm, classifier.
         ("vit_tiny", (3, 32, 32), 12 * 444_864 + 65 * 192 + 192 + 192 * 49 + 384 + 1_930),
@@ -118,10 +119,12 @@ def test_the_convnet_is_the_one_of_fedaf() -> None:
     assert kinds == [nn.Conv2d, nn.BatchNorm2d, nn.ReLU, nn.AvgPool2d] * 3 + [nn.Flatten]
 
 
-def test_the_network_of_dfrds_authors_ends_in_a_mean_over_pixels() -> None:
-    layers = list(meta("conv4").encoder.children())
+@pytest.mark.parametrize(("arch", "pooled"), [("conv4", 3), ("conv4_pooled", 4)])
+def test_the_network_of_dfrds_authors_ends_in_a_mean_over_pixels(arch: str, pooled: int) -> None:
+    layers = list(meta(arch).encoder.children())
     block = [nn.Conv2d, nn.BatchNorm2d, nn.ReLU]
-    assert [type(m) for m in layers] == [*block, models.Halving] * 3 + [*block, nn.AdaptiveAvgPool2d, nn.Flatten]
+    plain = block * (4 - pooled)
+    assert [type(m) for m in layers] == [*block, models.Halving] * pooled + [*plain, nn.AdaptiveAvgPool2d, nn.Flatten]
     x = torch.rand(2, 512, 4, 4)
     assert torch.allclose(layers[-1](layers[-2](x)), x.mean((2, 3)))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import torch
 from by_hand import close, played, rng
-from conditional import Adam, Momentum, ce, drawn, images, kl, still, weights
+from conditional import Adam, Momentum, ce, dcgan, drawn, images, kl, still, weights
+from distilled import distilled_apart, plain_averages, taught
 from narrow import trained
 
 B, ETA = 32, 0.1
@@ -55,3 +56,49 @@ def test_two_rounds(tmp_path):
         kept = ran.states[t]
         close(w, {name: kept.nets.G[name] for name in w}, f"the generator, round {t}")
         close(f.state_dict(), kept.host.w, f"the global model, round {t}")
+
+
+def test_two_rounds_on_fedavg_as_dfrds_authors_run_it(tmp_path):
+    """All settings of the preset, with other numbers: a temperature, the student first and without a gradient for the
+    generator, omega where exactly one of the two is right and the mean over those rows, a generator that sees y, fresh
+    z and y in each step."""
+    T, own = (
+        3.0,
+        {"tran": "student-detached", "mask": "one-right", "rows": "counted", "merge": "mul", "batches": "step"},
+    )
+    shared = {
+        "net": "dcgan", "betas": (0.5, 0.99), "momentum": 0.0, "decay": 0.1, "optimisers": "turn",
+        "statistics": "batch", "feedback": False,
+    }  # fmt: skip
+    values = {**SET, "lambda_1": 0.0, "lambda_2": 0.7, "host": {"B": B, "eta": ETA}, "T": T, **own, **shared}
+    ran = played("fedavg+dense", tmp_path / "run", rounds=2, model="cnn_bn", set=values)
+    w, counted = weights(ran.states[0].nets.G), 0
+    for t, f, teachers in plain_averages(ran, 2, B, ETA):
+        draw = rng("server", "z and y", t)
+
+        def drawn_images(draw=draw):
+            z, y = drawn(draw, torch.ones(10), SET["d"], SET["B"])
+            return y, dcgan(w, z * w["E.weight"][y])
+
+        def D(s, teachers=teachers):
+            return sum(teacher(s) for teacher in teachers) / len(teachers)
+
+        for _ in range(SET["I"]):
+            opt_G, opt_f = Adam(SET["eta_g"], (0.5, 0.99)), Momentum(SET["eta_d"], 0.0, 0.1)
+            taught(f, learns=False)
+            for _ in range(SET["I_g"]):
+                y, s = drawn_images()
+                said, student = D(s), f(s).detach()
+                omega = (said.argmax(1) == y) ^ (student.argmax(1) == y)
+                counted += int(omega.sum())
+                L_div = -(omega * kl(student, said, T)).sum() / max(int(omega.sum()), 1)
+                opt_G.step(w, ce(said, y).mean() + 0.7 * L_div)
+            taught(f, learns=True)
+            for _ in range(SET["I_d"]):
+                y, s = drawn_images()
+                s = s.detach()
+                opt_f.step(f, kl(D(s), f(s), T).mean())
+        kept = ran.states[t]
+        close(w, {name: kept.nets.G[name] for name in w}, f"the generator, round {t}")
+        distilled_apart(f, kept)
+    assert counted, "or omega is not tested"
