@@ -223,8 +223,13 @@ def share(counts: Tensor, rows: Rows = "all") -> Tensor:
     return counts if rows == "all" else counts * (len(counts) / counts.sum().clamp_min(1))
 
 
-def _mean_apart(s: Tensor, metric: Metric) -> Tensor:
-    return torch.cdist(s, s, p=1) / s.shape[1] if metric == "mean" else (s[:, None] - s[None]).square().mean(2)
+def _norms(a: Tensor) -> Tensor:
+    """Return how far all rows are from each other. The quick way has no gradient where two rows are equal."""
+    return torch.cdist(a, a, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def _mean_squares(a: Tensor) -> Tensor:
+    return _norms(a).square() / a.shape[1]  # differences of all pairs at once would be as large as the batch squared
 
 
 def diversity(s: Tensor, h: Tensor, metric: Metric = "mean") -> Tensor:
@@ -235,9 +240,11 @@ def diversity(s: Tensor, h: Tensor, metric: Metric = "mean") -> Tensor:
     norms that are printed, which grow with the number of pixels.
     """
     s, h = s.flatten(1), h.flatten(1)
-    if metric != "l2":
-        apart = _mean_apart(s, metric) * (h[:, None] - h[None]).square().mean(2)
-    else:
-        exactly = "donot_use_mm_for_euclid_dist"  # the quick way has no gradient where two rows are equal
-        apart = torch.cdist(s, s, compute_mode=exactly) * torch.cdist(h, h, compute_mode=exactly)
+    match metric:
+        case "mean":
+            apart = torch.cdist(s, s, p=1) / s.shape[1] * _mean_squares(h)
+        case "ms":
+            apart = _mean_squares(s) * _mean_squares(h)
+        case "l2":
+            apart = _norms(s) * _norms(h)
     return torch.exp(-apart.mean())

@@ -123,11 +123,13 @@ def test_diversity_by_hand():
     2 * 35 / 4. Equal rows: exp(0)."""
     s, h = torch.tensor([[0.0, 0], [3, 4]]).view(2, 1, 1, 2), torch.tensor([[0.0], [2.0]])
     assert diversity(s, h, "l2").item() == pytest.approx(math.exp(-5))
+    assert diversity(s + 5000, h, "l2").item() == pytest.approx(math.exp(-5)), "by differences, not by products"
     assert diversity(s, h).item() == pytest.approx(math.exp(-7))
+    assert diversity(s / 5, h, "ms").item() == pytest.approx(math.exp(-1)), "0.5 and 4"
     wide = torch.tensor([[0.0, 0.0], [2.0, 4.0]])
     assert diversity(s, wide).item() == pytest.approx(math.exp(-17.5))
     same = torch.ones(3, 4, requires_grad=True)
-    for metric in ("l2", "mean"):
+    for metric in ("l2", "mean", "ms"):
         value = diversity(same, torch.randn(3, 2), metric)
         assert value.item() == 1
         value.backward()
