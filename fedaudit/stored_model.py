@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, TypeAdapter, model_serializer
 
 INFINITE: Literal["strings"] = "strings"  # JSON has no infinity, so it is written "Infinity", "-Infinity" or "NaN"
+# Neither is ever negative or NaN. An infinite epsilon stands for no guarantee.
+Epsilon = Annotated[float, Field(ge=0)]
+Delta = Annotated[float, Field(ge=0, le=1)]
 _anything: TypeAdapter[Any] = TypeAdapter(Any, config=ConfigDict(ser_json_inf_nan=INFINITE))
 
 

@@ -100,7 +100,8 @@ def reported(k: int, tables: Iterable[Mapping[str, Any]]) -> Reported | None:
         for name in EPSILONS:
             value = table.get(name)
             if isinstance(value, int | float) and not isinstance(value, bool) and value >= 0:
-                delta = next((table[d] for d in DELTAS if isinstance(table.get(d), float)), None)
+                deltas = (table.get(name) for name in DELTAS)
+                delta = next((d for d in deltas if isinstance(d, float) and 0 <= d <= 1), None)
                 return Reported(k, float(value), delta)
     return None
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from fedaudit.privacy.accounting import Event, compose
 from fedaudit.privacy.mechanisms.base import mechanism_of
-from fedaudit.stored_model import StoredModel
+from fedaudit.stored_model import Delta, Epsilon, StoredModel
 from fedaudit.wire.release import Protection
 
 
@@ -32,8 +32,8 @@ class LedgerEntry(StoredModel):
     sensitivity: float | None = None
     clip: float | None = None
     condition: str | None = None
-    delta: float | None = None
-    claim: float | None = None  # the epsilon by the paper's way of counting: one release, no composition
+    delta: Delta | None = None
+    claim: Epsilon | None = None  # the epsilon by the paper's way of counting: one release, no composition
     grid: float | None = None  # the step between values that a release may have
     moves: int | None = None  # counts that one record may change, by 1 each
     keep: float | None = None  # probability that a label stays as it is
@@ -71,21 +71,21 @@ class LedgerEntry(StoredModel):
 class Total(StoredModel):
     """The composed cost of all entries of one relation."""
 
-    epsilon: float
+    epsilon: Epsilon
     accountant: str
-    by_accountant: dict[str, float] = Field(default_factory=dict)
+    by_accountant: dict[str, Epsilon] = Field(default_factory=dict)
     reason: str = ""
 
 
 class ClientLedger(StoredModel):
     client: int
     n: int
-    delta: float
+    delta: Delta
     entries: list[LedgerEntry] = Field(default_factory=list)
-    by_kind: dict[str, float] = Field(default_factory=dict)
+    by_kind: dict[str, Epsilon] = Field(default_factory=dict)
     by_relation: dict[str, Total] = Field(default_factory=dict)
-    epsilon: float | None = None  # of record; None if entries of different relations cannot be composed
-    claim: float | None = None  # the largest claim for a single release, as papers state it
+    epsilon: Epsilon | None = None  # of record; None if entries of different relations cannot be composed
+    claim: Epsilon | None = None  # the largest claim for a single release, as papers state it
     observers: dict[str, list[str]] = Field(default_factory=dict)  # kind: who saw it
 
     def add(self, entry: LedgerEntry, t: int) -> None:

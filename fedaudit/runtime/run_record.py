@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import math
 import os
 import platform
 import sys
@@ -13,7 +14,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from pydantic import Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, field_validator, model_validator
 from pydantic_core import to_json
 
 from fedaudit.errors import FedauditError, RunError, last_frame
@@ -26,7 +27,7 @@ from fedaudit.runtime.scores import Result, Utility
 from fedaudit.runtime.seal import seal_again, unseal
 from fedaudit.setting import Setting
 from fedaudit.stats import check_interval
-from fedaudit.stored_model import Sparse, StoredModel, plain
+from fedaudit.stored_model import Delta, Epsilon, Sparse, StoredModel, plain
 from fedaudit.wire.release import Release
 
 if TYPE_CHECKING:
@@ -167,13 +168,13 @@ class EpsilonAudit(StoredModel):
     kind: str
     threat: str
     claim: str  # in words: what the epsilon is claimed for
-    claim_epsilon: float
-    ledger_epsilon: float | None  # None if the ledger's entries cannot be composed
-    lower_bound: float
+    claim_epsilon: Epsilon
+    ledger_epsilon: Epsilon | None  # None if the ledger's entries cannot be composed
+    lower_bound: Epsilon
     p_value: float
     trials: int
     confidence: float
-    delta: float
+    delta: Delta
     # The verdict of this test by itself; epsilon/joint_verdict.py judges all of them together.
     verdict: Literal["refuted", "suspicious", "not refuted", "cannot tell", "not tried"]
     method: str
@@ -346,6 +347,20 @@ class RunRecord(Sparse):
             return {**raw, "setting": {**raw["setting"], "init": "own"}}
         return raw
 
+    @field_validator("setting")
+    @classmethod
+    def _asks_for_what_can_be(cls, setting: Setting) -> Setting:
+        """Refuse policies whose epsilon or delta is impossible: the tables of a report show them as they are."""
+        for kind, policy in setting.privacy.items():
+            for name, most in (("epsilon", math.inf), ("delta", 1.0)):
+                try:
+                    number = float(policy[name])
+                except (KeyError, TypeError, ValueError):
+                    continue  # it is not given, or a word such as 1/n
+                if not 0 <= number <= most:
+                    raise ValueError(f"privacy.{kind}.{name} = {number:g} is not a number from 0 to {most:g}")
+        return setting
+
     @model_validator(mode="after")
     def _curve_follows_from_the_rounds(self) -> RunRecord:
         """Give a record from before there was a curve its curve; refuse one whose curve does not follow from its
@@ -426,9 +441,11 @@ def _no_record(folder: Path) -> str:
 
 
 def _first(e: ValidationError) -> str:
-    """Return where the first of the errors is, and what it is."""
+    """Return where the first of the errors is, what it is, and the value there."""
     first = e.errors()[0]
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+    value = first["input"]  # a whole table, if the error is not about one figure
+    found = f" (it is {str(value)[:80]})" if isinstance(value, str | int | float) else ""
+    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}{found}"
 
 
 # The errors that reading a part of a record may raise if that part is not what we wrote.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fedaudit.stored_model import AsGiven, StoredModel
+from fedaudit.stored_model import AsGiven, Delta, Epsilon, StoredModel
 from fedaudit.wire.message import Declared
 
 
@@ -22,8 +22,8 @@ class Protection(AsGiven):
     sensitivity: float | None = None
     clip: float | None = None
     relation: str | None = None  # which data sets count as neighbours
-    delta: float | None = None
-    claim: float | None = None  # the epsilon that the policy asks for, for one release
+    delta: Delta | None = None
+    claim: Epsilon | None = None  # the epsilon that the policy asks for, for one release
     grid: float | None = None  # the step between values that a release may have
     keep: float | None = None  # probability that a label stays as it is
 

@@ -138,6 +138,8 @@ def test_what_nodes_report_in_words():
         ([{"privacy_epsilon": 2.0, "target-delta": 1e-7, "privacy_delta": 1e-3}], (2.0, 1e-7)),
         ([{"eps": -1.0}, {"eps": 5.0, "delta": 1}], (5.0, None)),
         ([{"epsilon": 1.0, "eps": 2.0, "target_delta": 1e-9, "delta": 1e-4}], (1.0, 1e-9)),
+        ([{"epsilon": 1.0, "target_delta": math.nan, "delta": -0.5, "privacy_delta": 1e-4}], (1.0, 1e-4)),
+        ([{"epsilon": math.nan}, {"epsilon": 1.0, "delta": 1.5}], (1.0, None)),
         ([{"epsilon": True}], None),
         ([], None),
     ],

@@ -106,6 +106,82 @@ def test_a_damaged_score_is_refused(tmp_path, damage):
         read_record(tmp_path / "run")
 
 
+def set_at(tree, place, value):
+    """Put a value where a path such as ledger.0.by_kind.weights leads to."""
+    *way, last = (int(part) if part.isdigit() else part for part in place.split("."))
+    for part in way:
+        tree = tree[part]
+    tree[last] = value
+
+
+def changed_copy(tmp_path, file, place, value):
+    """Return a copy of the old run, in which one value of one file is another."""
+    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
+    raw = json.loads((OLD / file).read_text())
+    if place.startswith("releases"):
+        raw["releases"][0]["protection"] = {"mechanism": "gaussian"}
+    set_at(raw, place, value)
+    (folder / file).write_text(json.dumps(raw))
+    return folder
+
+
+EPSILONS = (
+    "ledger.0.epsilon", "ledger.1.claim", "ledger.0.by_kind.weights", "ledger.0.by_relation.any.epsilon",
+    "ledger.0.by_relation.any.by_accountant.rdp", "ledger.0.entries.1.claim", "releases.0.protection.claim",
+    "audits.0.claim_epsilon", "audits.0.ledger_epsilon", "audits.0.lower_bound",
+)  # fmt: skip
+DELTAS = ("ledger.1.delta", "ledger.0.entries.0.delta", "releases.0.protection.delta", "audits.0.delta")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(place, value) for place in EPSILONS for value in (-1.5, "NaN", math.nan, "-Infinity")]
+    + [(place, value) for place in DELTAS for value in (-1.5, 1.5, "NaN", math.nan, "Infinity")],
+)
+def test_an_impossible_epsilon_or_delta_is_refused(tmp_path, place, value):
+    """The error names the file, the place in it, the value, and what to do."""
+    beside = place.startswith("audits")
+    file, lead = ("audits.json", "cannot be read") if beside else ("record.json", "is not a valid run record")
+    folder = changed_copy(tmp_path, file, place, value)
+    remedy = "Remove it, and audit again." if beside else "Name a folder of `fedaudit run`."
+    with pytest.raises(RunError) as refused:
+        read_record(folder)
+    said = str(refused.value)
+    assert said.startswith(f"{folder / file} {lead}: {place}: Input should be ")
+    assert said.endswith(f" (it is {value}). {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [(place, value) for place in EPSILONS for value in (0.0, "Infinity")]
+    + [(place, value) for place in DELTAS for value in (0.0, 1.0)],
+)
+def test_no_guarantee_and_the_ends_of_the_range_are_read(tmp_path, place, value):
+    assert read_record(
+        changed_copy(tmp_path, "audits.json" if place.startswith("audits") else "record.json", place, value)
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "told"),
+    [
+        ({"epsilon": -1}, r"privacy\.weights\.epsilon = -1 is not a number from 0 to inf"),
+        ({"epsilon": "NaN"}, r"privacy\.weights\.epsilon = nan"),
+        ({"epsilon": 1.0, "delta": 1.5}, r"privacy\.weights\.delta = 1\.5 is not a number from 0 to 1"),
+        ({"epsilon": 1.0, "delta": "-0.5"}, r"privacy\.weights\.delta = -0\.5"),
+    ],
+)
+def test_an_impossible_epsilon_that_was_asked_for_is_refused(tmp_path, policy, told):
+    folder = changed_copy(tmp_path, "record.json", "setting.privacy", {"weights": policy})
+    with pytest.raises(RunError, match=rf"record\.json is not a valid run record: setting: .*{told}.* Name a folder"):
+        read_record(folder)
+
+
+@pytest.mark.parametrize("policy", [{"epsilon": 0.5, "delta": "1/n"}, {"epsilon": None, "delta": 0}, "a word"])
+def test_what_may_be_asked_for_is_read(tmp_path, policy):
+    assert read_record(changed_copy(tmp_path, "record.json", "setting.privacy", {"weights": policy})).setting.privacy
+
+
 # --- by hand ---------------------------------------------------------------------------------------------------------
 
 

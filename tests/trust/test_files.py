@@ -113,6 +113,21 @@ def test_wrong_types_in_a_record_are_one_error(fedaudit, a_run, part, value):
         assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(("name", "value"), [("epsilon", -1.0), ("epsilon", "NaN"), ("delta", 2.0), ("delta", "NaN")])
+def test_an_impossible_guarantee_is_refused_by_every_reader(fedaudit, kept, a_run, name, value):
+    record = json.loads((a_run / "record.json").read_text())
+    record["ledger"][0][name] = value
+    (a_run / "record.json").write_text(json.dumps(record))
+    told = ["record.json is not", f"ledger.0.{name}: Input should be", f"(it is {value})"]
+    for words in (("show", a_run), ("report", a_run), ("compare", kept, a_run)):
+        code, _, err = fedaudit(*words)
+        assert code == 2
+        assert all(part in " ".join(err.split()) for part in [*told, "Name a folder of `fedaudit run`"])
+    code, out, _ = fedaudit("verify", a_run)
+    assert code == 1
+    assert all(part in " ".join(out.split()) for part in told)
+
+
 @pytest.mark.parametrize(
     "value", [5, [5], [{}], [{"attack": 1}], {"a": 1}, [{"attack": "x", "threat": "y", "ran": True}]]
 )
