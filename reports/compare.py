@@ -20,7 +20,7 @@ from typing import Any
 from fedaudit.errors import SettingError, unknown
 from fedaudit.metrics.metric import Metric, report_columns
 from fedaudit.reports.formats import plain
-from fedaudit.reports.runs import Group, flat_setting, grouped, read_runs
+from fedaudit.reports.runs import Group, flat_setting, grouped, looked_at, read_runs
 from fedaudit.reports.summary_rows import SummaryRow, rows_of
 from fedaudit.reports.tests_over_seeds import LEVEL, SEEDS, Test, compared, holm
 from fedaudit.reports.vocabulary import text
@@ -77,7 +77,8 @@ class Comparison:
     only_after: list[str]
     environment: dict[str, list[Any]]  # versions and devices that differ
     problems: dict[str, str]
-    alarms: list[str] = field(default_factory=list)  # equal messages and unequal results, or the other way round
+    # Broken seals, equal messages and unequal results, or the other way round.
+    alarms: list[str] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
@@ -162,7 +163,7 @@ def compare(before: Path | str, after: Path | str) -> Comparison:
         only_after=[row.label for row in sides[1] if not any(row is b for _, b in pairs)],
         environment=_environment(pairs),
         problems=problems,
-        alarms=[f"{a.label}: {told}" for a, b in pairs for told in _alarms(a.group, b.group)],
+        alarms=[*_doubts(pairs), *(f"{a.label}: {told}" for a, b in pairs for told in _alarms(a.group, b.group))],
     )
 
 
@@ -233,6 +234,17 @@ def _same_bits(a: Group, b: Group) -> bool:
     if _other_code(a, b):
         return False  # equal messages by other code are not the same run
     return bool(shared) and all(x[seed] and x[seed] == y[seed] for seed in shared)
+
+
+def _doubts(pairs: Sequence[tuple[SummaryRow, SummaryRow]]) -> list[str]:
+    """Return what the seals and the last checks of compared runs say against them. That reads all their files."""
+    runs = {run.folder: run for pair in pairs for row in pair for run in row.group.runs}
+    return [
+        f"do not rely on {run.folder}: {'; '.join(run.doubts)}. `fedaudit verify {run.folder}` names each file and "
+        "figure"
+        for run in looked_at(list(runs.values()))
+        if run.doubts
+    ]
 
 
 FROM_MESSAGES = ("traffic", "releases", "ledger")  # parts of a record that follow from the messages

@@ -114,10 +114,11 @@ def compare(
 ) -> None:
     """Compare two folders of runs: what changed, and is it more than noise?
 
-    Exit code 0 if nothing changed, 1 if a figure changed by more than noise (time and memory do not count) or if
-    messages are equal and results are not, or the other way round (an alarm). 3 if no figure changed by more than noise
-    but one differs and the seeds are too few to tell, 2 if there is nothing to compare. With --max-drop only the
-    named figures count: 1 if the mean of one became worse by more than allowed, otherwise 0.
+    Exit code 0 if nothing changed, 1 if a figure changed by more than noise (time and memory do not count) or on an
+    alarm: a seal is broken, a check contradicted a figure, or messages are equal and results are not, or the other way
+    round. 3 if no figure changed by more than noise but one differs and the seeds are too few to tell, 2 if there is
+    nothing to compare. With --max-drop only the named figures count: 1 if the mean of one became worse by more than
+    allowed or on an alarm, otherwise 0.
     """
     from fedaudit.reports import compare as compare_
     from fedaudit.runtime.run_record import reading

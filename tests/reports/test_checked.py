@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 import reported
@@ -12,6 +13,7 @@ from fedaudit.cli.main import app
 from fedaudit.reports.answers import DOUBTS, NEITHER, answers, protected
 from fedaudit.reports.brief import brief
 from fedaudit.reports.checked import checked, checked_runs
+from fedaudit.reports.compare import compare
 from fedaudit.reports.export import export
 from fedaudit.reports.formats import as_csv, as_json, latex, markdown
 from fedaudit.reports.html import page
@@ -175,3 +177,47 @@ def test_the_command_warns_on_stderr_and_exports_all_the_same(tmp_path):
 def test_a_whole_export_warns_of_nothing(tmp_path, recwarn):
     export(sealed(tmp_path / "in"), "csv", tmp_path / "csv")
     assert not recwarn.list
+
+
+def beside(folder):
+    """Return a copy of a folder of runs, in which everything is the same."""
+    return shutil.copytree(folder, folder.with_name("after"))
+
+
+def told_of(run, why):
+    return f"do not rely on {run}: {why}. `fedaudit verify {run}` names each file and figure"
+
+
+def test_compare_raises_an_alarm_on_a_broken_seal_of_either_side(tmp_path):
+    before = sealed(tmp_path / "before")
+    after = beside(before)
+    assert compare(before, after).alarms == []
+    (after / "runs" / "dp-1" / "attacks.json").unlink()  # no figure that is compared changes
+    run, why = after / "runs" / "dp-1", "the seal is broken (not as it was sealed: attacks.json)"
+    assert compare(before, after).alarms == compare(after, before).alarms == [told_of(run, why)]
+    assert compare(after, after).alarms == [told_of(run, why)], "once, if both sides are the same folder"
+    noted(before, "plain-2", contradicted=2)
+    other = told_of(before / "runs" / "plain-2", "a check on 2026-02-03 contradicted 2 figures")
+    assert compare(before, after).alarms == [other, told_of(run, why)]
+
+
+def test_compare_looks_at_the_seals_of_what_it_compares_alone(tmp_path):
+    before = sealed(tmp_path / "before")
+    after = beside(before)
+    for seed in range(3):
+        shutil.rmtree(before / "runs" / f"dp-{seed}")
+    assert compare(before, edited(after)).alarms == []
+
+
+@pytest.mark.parametrize("gate", [[], ["--max-drop", "accuracy=90"]])
+def test_compare_fails_on_a_broken_seal_under_any_gate(fedaudit, tmp_path, gate):
+    before = sealed(tmp_path / "before")
+    after = beside(before)
+    assert fedaudit("compare", before, after, *gate)[0] == 0
+    (after / "runs" / "dp-1" / "attacks.json").unlink()
+    code, out, _ = fedaudit("compare", before, after, *gate)
+    assert code == 1
+    assert "ALARM: do not rely on" in out
+    assert "not as it was sealed: attacks.json" in " ".join(out.split())
+    code, out, _ = fedaudit("compare", before, after, "--json", *gate)
+    assert (code, len(json.loads(out)["alarms"])) == (1, 1)

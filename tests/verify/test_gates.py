@@ -170,6 +170,7 @@ def test_equal_messages_with_unequal_accuracy_are_an_alarm(fedaudit, two):
     low, high = wilson(hits, scores.test.n)
     scores.test = Accuracy(accuracy=hits / scores.test.n, low=low, high=high, n=scores.test.n)
     put_record(two[1] / "run", record)
+    seal(two[1] / "run")
     result = compare(*two)
     (alarm,) = result.alarms
     assert "every message is the same to the bit, but accuracy of round 2" in alarm
