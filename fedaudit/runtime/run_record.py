@@ -445,7 +445,8 @@ def _first(e: ValidationError) -> str:
     first = e.errors()[0]
     value = first["input"]  # a whole table, if the error is not about one figure
     found = f" (it is {str(value)[:80]})" if isinstance(value, str | int | float) else ""
-    return f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}{found}"
+    place = ".".join(str(part) for part in first["loc"])
+    return f"{place}: {first['msg']}{found}" if place else f"{first['msg']}{found}"
 
 
 # The errors that reading a part of a record may raise if that part is not what we wrote.

@@ -36,7 +36,7 @@ from fedaudit.verify.traffic import check_traffic, check_transcript
 from fedaudit.verify.twins import check_twins
 
 NOTE = "verified.json"
-REMEDY = re.compile(r"\. (?=(?:Name|Remove|Use) )")  # where the last sentence of a reader's error begins
+REMEDY = re.compile(r"\. (?:Name|Remove|Use) [^.]*\.$")  # the last sentence of a reader's error
 
 
 class Note(StoredModel):
@@ -177,7 +177,7 @@ def _field(text: str) -> str:
 
 def _what_is_wrong(text: str) -> str:
     """Return what a reader's error says of that place, without the file, the place and the remedy."""
-    said = _after_lead(REMEDY.split(text)[0])
+    said = _after_lead(REMEDY.sub("", text))
     return said.removeprefix(f"{field}:").strip() if (field := _field(text)) else said
 
 

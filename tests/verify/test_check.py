@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import json
+import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from fedaudit import __version__
 from fedaudit.errors import RunError
+from fedaudit.runtime import run_record
 from fedaudit.runtime.seal import Seal, write_seal
 from fedaudit.verify import check
 from fedaudit.verify.check import NOTE, Note
@@ -106,6 +112,69 @@ def test_an_invalid_record_is_told_by_the_validators_words_alone(error, field, r
     assert (finding.field, finding.recorded) == (field, recorded)
     assert finding.recomputed == "no run leaves such a file"
     assert finding.text() == line
+
+
+OLD = Path(run_record.__file__).parents[2] / "tests" / "runtime" / "version_0_1"
+
+
+def texts_of_errors(function):
+    """Return the texts of all RunErrors that a function raises, with X for what is filled in."""
+    for node in ast.walk(ast.parse(inspect.getsource(function))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "RunError":
+            (text,) = node.args
+            if isinstance(text, ast.JoinedStr):
+                yield "".join(part.value if isinstance(part, ast.Constant) else "X" for part in text.values)
+
+
+def test_every_error_of_a_reader_ends_with_a_remedy_that_is_known():
+    """A finding leaves the remedy out. A remedy of another word would stay in it, and a word of none is dead."""
+    texts = [*texts_of_errors(run_record.read_record), *texts_of_errors(run_record._read_beside)]
+    assert len(texts) == 7
+    remedies = [check.REMEDY.search(text) for text in texts]
+    assert all(remedies), [text for text, remedy in zip(texts, remedies, strict=True) if not remedy]
+    assert {remedy.group().split()[1] for remedy in remedies} == {"Name", "Remove", "Use"}
+    assert "(?:Name|Remove|Use)" in check.REMEDY.pattern
+
+
+def put(name, *way_and_value):
+    """Return a file of the old run with another value at a place."""
+    whole = tree = json.loads((OLD / name).read_text())
+    *way, last, value = way_and_value
+    for part in way:
+        tree = tree[part]
+    tree[last] = value
+    return json.dumps(whole).encode()
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("record.json", b"?", "it is not JSON (Expecting value: line 1 column 1 (char 0))"),
+        ("record.json", b"\xff",
+         "it is not JSON ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        ("record.json", b"[]", "Input should be a valid dictionary or instance of RunRecord"),
+        ("record.json", put("record.json", "schema_version", 9),
+         "RUN/record.json has schema version 9; this fedaudit reads version 1"),
+        ("record.json", put("record.json", "curve", 0, "up_wire", 1),
+         "Value error, the curve does not follow from the rounds"),
+        ("record.json", put("record.json", "ledger", 0, "epsilon", -1),
+         "ledger.0.epsilon: Input should be greater than or equal to 0 (it is -1)"),
+        ("record.json", put("record.json", "status", "done. Use it"),
+         "status: Input should be 'running', 'done' or 'refused' (it is done. Use it)"),
+        ("attacks.json", b"{}", "'transcript_digest'"),
+        ("attacks.json", put("attacks.json", "attacks", 0, "leek", 1),
+         "attacks.0.membership.leek: Extra inputs are not permitted (it is 1)"),
+        ("audits.json", b"null", "'NoneType' object is not subscriptable"),
+        ("audits.json", put("audits.json", "audits", 0, "p_value", 2.0),
+         "audits.0: Value error, p_value = 2 lies outside of its own interval [0, 1]"),
+    ],
+)  # fmt: skip
+def test_what_a_file_that_cannot_be_read_says_of_itself(file, content, said, tmp_path):
+    folder = Path(shutil.copytree(OLD, tmp_path / "run"))
+    (folder / file).write_bytes(content)
+    (finding,) = check._begun(folder).findings
+    told = said.replace("RUN", str(folder))
+    assert finding.text() == f"record: contradicted. {file} is not valid: {told}; no run leaves such a file"
 
 
 @pytest.mark.parametrize(
