@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import OrderedDict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from protected import few_steps
 from scipy.stats import chi2, norm
 from torch import nn
 
-from fedaudit.epsilon import private_steps
+from fedaudit.epsilon import client_replay, private_steps
 from fedaudit.epsilon.client_replay import noise_of, repeat
 from fedaudit.epsilon.finished_run import other_conditions
 from fedaudit.epsilon.private_steps import MadeStep, MadeTraining, Span, StepWatch, Told, aligned, doubled, sum_of_noise
@@ -21,6 +23,7 @@ from fedaudit.privacy import dpsgd, dpsgd_stack
 from fedaudit.privacy.noise_key import noise_generator
 from fedaudit.privacy.policy import Policy
 from fedaudit.progress import unwatched
+from fedaudit.runtime import party
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.task import compute
 from fedaudit.training.fit import sgd
@@ -189,14 +192,17 @@ def test_a_span_adds_up():
     assert Span().p == Span().p_outside == 1
 
 
-def test_what_cannot_be_made_again_is_named(tmp_path):
+def test_what_cannot_be_made_again_is_named(tmp_path, monkeypatch):
+    """What stands for the system's entropy is fixed: of honest noise, the audit refutes one run in a thousand."""
+    entropy = SimpleNamespace(urandom=random.Random(0).randbytes)
+    monkeypatch.setattr(party, "os", entropy)
+    monkeypatch.setattr(client_replay, "os", entropy)
     secure = few_steps(tmp_path / "a", {"secure": True})
     (found,) = audit_residuals(secure)
     assert (
         "single steps were not looked at: its noise and samples came from the operating system's entropy" in found.how
     )
-    # No seed fixes this noise: one run of twenty is suspicious by chance, and one of a thousand refuted.
-    assert found.verdict != "refuted"
+    assert found.verdict == "cannot tell"
 
 
 def test_everything_that_trains_is_in_double_precision():
