@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from fedaudit.cli.options import Json
-from fedaudit.cli.output import print_table
+from fedaudit.cli.output import print_table, wrapped
 
 
 def check_method(
@@ -31,6 +31,9 @@ def check_method(
     Then all clients of a protected run have twins with several sets of other records, and replies must stay equal.
     --privacy names the run's policies.
 
+    A further trial has 6 clients, of which 3 are asked in each of 4 rounds, unless --clients and --rounds give as many.
+    What a method does only for clients or in rounds beyond those, or only under other settings, is not seen.
+
     `all` takes every registered method, `edited` takes those without a verdict on their present source. Exit code 0
     if all declarations held, 1 if one is broken.
     """
@@ -42,7 +45,8 @@ def check_method(
     given = {"model": model, "clients": clients, "rounds": rounds, "privacy": dict(map(parse_policy, privacy))}
     verdicts: list[contract.MethodVerdict] = []
     for name in tested.chosen(methods):
-        verdict = contract.check_method(contract.setting_for(name, set=parse_pairs(set_), **given))
+        setting = contract.setting_for(name, set=parse_pairs(set_), **given)
+        verdict = contract.check_method(setting, beyond=contract.further(setting))
         verdicts.append(verdict)
         path = tested.write(registry.find(name), verdict.entry()) if write else None
         if not as_json:
@@ -52,8 +56,17 @@ def check_method(
                 print(f"Kept in {path}")
     if as_json:
         rows = [
-            {"method": v.method, **v.entry().model_dump(), "why": {r.field: r.why for r in v.fields}} for v in verdicts
+            {
+                "method": v.method,
+                **v.entry().model_dump(),
+                "why": {r.field: r.why for r in v.fields},
+                "unseen": v.unseen,
+            }
+            for v in verdicts
         ]
         print(json.dumps(rows, indent=1))
+    else:
+        for text in dict.fromkeys(verdict.unseen for verdict in verdicts):
+            print(wrapped(text))
     if not all(verdict.held for verdict in verdicts):
         raise typer.Exit(1)

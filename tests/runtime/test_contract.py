@@ -374,6 +374,72 @@ def test_a_verdict_on_a_method_is_of_all_its_rows(monkeypatch):
     assert all(row.field != "(twins)" for row in found.fields), "such a run has no twins"
 
 
+def test_a_further_trial_is_for_fewer_clients_or_rounds_than_it_has():
+    assert contract.further(setting_for("fedavg", clients=6, rounds=4)) is None
+    for few in ({}, {"clients": 9}, {"rounds": 9}):
+        setting = contract.further(setting_for("fedavg", set={"E": 9}, **few))
+        assert (setting.clients, setting.rounds, setting.participation, setting.set["E"]) == (6, 4, 0.5, 9)
+
+
+def test_the_rows_of_a_further_trial(monkeypatch):
+    """What is broken in the first stays as it was told there; twins of the second have a row of their own."""
+    ran = []
+
+    def tried(setting, engine):
+        ran.append((setting.clients, setting.twins))
+        engine.declared = {"Reply.step": Reply.declared()["step"], "Reply.model": Reply.declared()["model"]}
+        engine.compared = {"Reply.step", "Reply.model"}
+        return engine
+
+    def twins(setting, sets):
+        ran.append((setting.clients, sets))
+        if setting.clients == 6:
+            return [
+                DeclarationVerdict(where, "", "broken", "2nd") for where in ("Reply.step", "Reply.model", "(twins)")
+            ]
+        return [DeclarationVerdict(where, "", "broken", "1st") for where in ("Reply.step", "(twins)")]
+
+    monkeypatch.setattr(contract, "_tried", tried)
+    monkeypatch.setattr(contract, "try_twins", twins)
+    monkeypatch.setattr(contract, "_declared_by", lambda method: {})
+    setting = Setting.make(method="fedavg", dataset="digits", clients=3, rounds=2)
+    found = check_method(setting, 3, contract.further(setting))
+    assert ran == [(3, "off"), (6, "off"), (3, 3), (6, 1)]
+    assert {row.field: row.why for row in found.fields} == {
+        "Reply.step": "1st", "Reply.model": "2nd", "(twins)": "1st", "(twins, further)": "2nd",
+    }  # fmt: skip
+    assert found.entry().settings["further"] == {"clients": 6, "rounds": 4, "participation": 0.5, "seed": 4}
+    assert found.unseen == (
+        "Tried: clients 0 to 5 and rounds 1 to 4, but not each client in each round. Not seen: what a method does only "
+        "for clients from 6 on, only in rounds after 4, or only under other settings."
+    )
+    assert check_method(setting, 0).unseen.startswith("Tried: clients 0 to 2 and rounds 1 to 2. Not seen: ")
+    assert "further" not in check_method(setting, 0).entry().settings
+
+
+@pytest.mark.parametrize(("error", "verdict"), [(RunError("no"), "not tried"), (ContractError("no"), "broken")])
+def test_a_further_trial_that_cannot_be_made(error, verdict, monkeypatch):
+    def tried(setting, engine):
+        if setting.clients == 6:
+            raise error
+
+    monkeypatch.setattr(contract, "_tried", tried)
+    monkeypatch.setattr(contract, "_declared_by", lambda method: {})
+    setting = Setting.make(method="fedavg", dataset="digits", clients=3, rounds=2)
+    found = check_method(setting, 0, contract.further(setting))
+    assert [(row.verdict, row.why) for row in found.fields] == [(verdict, "no")]
+    assert found.held == (verdict == "not tried")
+    if found.held:
+        assert "clients 0 to 2 and rounds 1 to 2." in found.unseen
+
+
+def test_each_trial_begins_with_clients_of_its_own(monkeypatch):
+    engine = contract.SwapEngine()
+    engine._states["late", 0] = b"of another trial"
+    monkeypatch.setattr(contract, "run", lambda setting, out, engine: None)
+    assert contract._tried(Setting.make(method="fedavg"), engine)._states == {}
+
+
 def test_an_entry_says_what_was_tried():
     setting = Setting.make(method="fedavg", dataset="digits", clients=4, rounds=3)
     rows = (DeclarationVerdict("a", "", "held"), DeclarationVerdict("b", "", "pays"))

@@ -12,9 +12,10 @@ from roads import bit as road_bit
 from fedaudit import read_record, registry, run
 from fedaudit.privacy.noise_key import write_secret
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.code_digest import source_of_method
 from fedaudit.runtime.declarations import tested
-from fedaudit.runtime.declarations.contract import check_method, try_twins
+from fedaudit.runtime.declarations.contract import check_method, further, setting_for, try_twins
 from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.run_record import Declarations, TwinFacts
 from fedaudit.runtime.world import world_of
@@ -67,6 +68,30 @@ def test_what_is_broken_is_named(tried, name, field, words):
     found, fields = tried(name)
     assert not found.held
     assert (fields[field].verdict, words in fields[field].why) == ("broken", True)
+
+
+@pytest.mark.parametrize("name", ["PublicNumberOfOne", "PublicNumberLater"])
+def test_what_a_method_does_to_one_client_or_later_shows_in_a_further_trial(tiny, name):
+    setting = tiny(f"cheats:{name}", rounds=2, clients=3, model="mlp", set={})
+    assert check_method(setting, 0).held, "no trial of three clients and two rounds sees it"
+    found = check_method(setting, 0, further(setting))
+    assert [row.field for row in found.fields if row.verdict == "broken"] == ["Marked.t"]
+
+
+@pytest.mark.parametrize("when", ["late", "one"])
+def test_what_leaks_from_one_client_or_later_shows_in_further_twins(tiny, when):
+    setting = tiny("roads:LaterStill", rounds=2, clients=3, model="mlp", set={"when": when})
+    found = check_method(setting, 1, further(setting))
+    fields = {row.field: row.verdict for row in found.fields}
+    assert (fields["(twins)"], fields["(twins, further)"]) == ("held", "broken")
+
+
+def test_a_further_trial_asks_each_client_and_the_last_one_late():
+    setting = further(setting_for("fedavg"))
+    asked = [participants_of(setting, t) for t in range(1, setting.rounds + 1)]
+    assert {k for ks in asked for k in ks} == set(range(6))
+    assert all(5 in asked[i] for i in (0, -1))
+    assert [len(ks) for ks in asked] == [3] * 4
 
 
 def test_all_clients_have_twins_and_the_verdict_says_so(tried):
@@ -171,6 +196,8 @@ def test_the_command_tells_what_is_broken(fedaudit, tmp_path):
     )
     (found,) = json.loads(out)
     assert (code, found["held"], found["fields"]["Weights.w"]) == (1, False, "broken")
+    assert found["settings"]["further"]["clients"] == 6
+    assert "only for clients from 6 on, only in rounds after 4" in found["unseen"]
     assert not (Path(sys.modules["cheats"].__file__).parent / tested.NAME).exists()
 
 

@@ -2,7 +2,8 @@
 
 `check_declarations` is rule 8 of the privacy rules: swap a client's records after its training, and nothing that was
 declared `public`, or `via="model"`, may change by a bit. `try_twins` gives every client twins with several sets of
-other records, in a protected run. `check_method` does both, and gives a verdict on each field.
+other records, in a protected run. `check_method` does both, and gives a verdict on each field. `further` is a second
+trial, for what a method does to other clients or in later rounds alone.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from fedaudit.errors import ContractError, PrivacyError, RunError
+from fedaudit.errors import ContractError, FedauditError, PrivacyError, RunError
 from fedaudit.privacy.policy import parse_policy
 from fedaudit.privacy.sensitivity import dependence
 from fedaudit.privacy.trees import leaves_of
@@ -222,6 +223,7 @@ def check_declarations(setting: Setting) -> SwapEngine:
 
 
 def _tried(setting: Setting, engine: SwapEngine) -> SwapEngine:
+    engine._states.clear()  # those of another trial
     with tempfile.TemporaryDirectory() as folder:
         run(setting, out=Path(folder) / "run", engine=engine)
     return engine
@@ -244,14 +246,28 @@ class MethodVerdict:
     fields: tuple[DeclarationVerdict, ...]
     setting: Setting
     twin_sets: int = 0  # how many sets of other records every client was compared with; 0: no client had a twin
+    beyond: Setting | None = None  # of the further trial; None: there was none
 
     @property
     def held(self) -> bool:
         return all(row.verdict != "broken" for row in self.fields)
 
+    @property
+    def unseen(self) -> str:
+        """Return in words what was tried, and what no such trial sees."""
+        trials = [self.setting, *([] if self.beyond is None else [self.beyond])]
+        clients, rounds = max(of.clients for of in trials), max(of.rounds for of in trials)
+        each = "" if self.beyond is None else ", but not each client in each round"
+        return (
+            f"Tried: clients 0 to {clients - 1} and rounds 1 to {rounds}{each}. Not seen: what a method does only for "
+            f"clients from {clients} on, only in rounds after {rounds}, or only under other settings."
+        )
+
     def entry(self) -> TestedMethod:
         """Return the entry for the file of verdicts beside the code."""
         settings = self.setting.model_dump(include={"set", "dataset", "model", "clients", "rounds", "privacy"})
+        if self.beyond is not None:
+            settings["further"] = self.beyond.model_dump(include=set(FURTHER))
         by = versions().get("fedaudit", "?")
         fields: dict[str, str] = {row.field: row.verdict for row in self.fields}
         return TestedMethod(
@@ -266,6 +282,17 @@ def setting_for(method: str, **values: object) -> Setting:
     return Setting.make(**{**defaults, "method": method, "set": quick, **values})
 
 
+# Of a second trial. With this seed each of the clients is asked, and the last of them in the first and the last round.
+# Half of them are asked in a round, so that it takes about as long as the first trial.
+FURTHER: dict[str, Any] = {"clients": 6, "rounds": 4, "participation": 0.5, "seed": 4}
+
+
+def further(setting: Setting) -> Setting | None:
+    """Return the setting of a second trial, of more clients and rounds; None if the first has as many of both."""
+    enough = setting.clients >= FURTHER["clients"] and setting.rounds >= FURTHER["rounds"]
+    return None if enough else setting.model_copy(update=FURTHER)
+
+
 # The policies of a run in which a method is tried with twins, if nobody names others. One that covers nothing that the
 # method releases does nothing.
 TRIAL = (
@@ -274,6 +301,7 @@ TRIAL = (
 )  # fmt: skip
 SETS = 3  # of other records: a bit that is read off the records agrees with all of them once in eight clients
 TWINS = "(twins)"  # stands for all replies in a protected run
+TWINS_FURTHER = "(twins, further)"  # and for those in a further one
 
 
 def try_twins(setting: Setting, sets: int = SETS, noise_key: Path | None = None) -> list[DeclarationVerdict]:
@@ -314,15 +342,18 @@ def _cut(text: str, most: int = 160) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def check_method(setting: Setting, sets: int = SETS) -> MethodVerdict:
+def check_method(setting: Setting, sets: int = SETS, beyond: Setting | None = None) -> MethodVerdict:
     """Return a verdict on each field of each message that a method's clients may send.
 
-    Records are swapped, and all clients have twins with `sets` sets of other records (none if it is 0).
+    Records are swapped, and all clients have twins with `sets` sets of other records (none if it is 0). `beyond` is the
+    setting of a further trial (see `further`), in which twins have one set.
     """
     method: Method = find(setting.method).make(setting.set, setting.preset)  # type: ignore[attr-defined]
-    engine, rows = SwapEngine(strict=False), []
+    engine = SwapEngine(strict=False)
+    rows: list[DeclarationVerdict] = []
     try:
         _tried(setting.model_copy(update={"twins": "off"}), engine)
+        beyond = beyond and _tried_further(beyond, engine, rows)
     except ContractError as e:  # the run itself refuses this
         rows.append(DeclarationVerdict("(the run)", "", "broken", str(e)))
     rows += [_verdict(where, declared, engine) for where, declared in sorted(engine.declared.items())]
@@ -337,12 +368,28 @@ def check_method(setting: Setting, sets: int = SETS) -> MethodVerdict:
             rows.append(DeclarationVerdict(where, _said(declared), "not sent", why))
     if sets and all(row.field != "(the run)" for row in rows):
         twins = {row.field: row for row in try_twins(setting, sets)}
+        if beyond is not None:
+            again = {TWINS_FURTHER if row.field == TWINS else row.field: row for row in try_twins(beyond, 1)}
+            twins = {name: dataclasses.replace(row, field=name) for name, row in again.items()} | twins
         for i, row in enumerate(rows):
             if (of_twin := twins.pop(row.field, row)) is not row and row.verdict != "broken":
                 rows[i] = dataclasses.replace(of_twin, declared=row.declared)
         rows += twins.values()
     tried = sets if any(row.field == TWINS and row.verdict != "not tried" for row in rows) else 0
-    return MethodVerdict(setting.method, source_of_method(method), tuple(rows), setting, tried)
+    return MethodVerdict(setting.method, source_of_method(method), tuple(rows), setting, tried, beyond)
+
+
+def _tried_further(setting: Setting, engine: SwapEngine, rows: list[DeclarationVerdict]) -> Setting | None:
+    """Hold the declarations against a further trial. Return its setting; None if the method cannot run in it."""
+    try:
+        _tried(setting.model_copy(update={"twins": "off"}), engine)
+    except ContractError:
+        raise
+    except FedauditError as e:
+        words = f"{setting.clients} clients, {setting.rounds} rounds"
+        rows.append(DeclarationVerdict("(further trial)", words, "not tried", str(e)))
+        return None
+    return setting
 
 
 def _verdict(where: str, declared: Declared, engine: SwapEngine) -> DeclarationVerdict:

@@ -166,6 +166,22 @@ class PublicNumber(Averages):
         return Marked(state_of(client.model), 1000 + int(client.y.sum()))
 
 
+class PublicNumberOfOne(Averages):
+    """A number read off the records, called public, for one client alone."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        return Marked(state_of(client.model), int(client.y.sum()) if client.id == 5 else 0)
+
+
+class PublicNumberLater(Averages):
+    """A number read off the records, called public, from the fourth round on."""
+
+    def update(self, client, msg):
+        client.fit(ce, **STEP)
+        return Marked(state_of(client.model), int(client.y.sum()) if client.t >= 4 else 0)
+
+
 class Layers(Averages):
     """Which layers it sends depends on the records."""
 
