@@ -25,9 +25,14 @@ ROUNDING = 1e-9  # by how much a value may lie outside of its interval, relative
 
 
 def check_interval(name: str, value: float | None, low: float | None, high: float | None) -> None:
-    """Raise ValueError if a value lies outside of its own interval: no computation of ours leaves such a figure."""
-    if value is None:
+    """Raise ValueError if a value lies outside of its own interval: no computation of ours leaves such a figure.
+
+    A value or a limit that is NaN lies nowhere.
+    """
+    if value is None or (low is None and high is None):
         return
+    if any(number is not None and math.isnan(number) for number in (value, low, high)):
+        raise ValueError(f"{name} = {value:.6g} has an interval, and it or a limit of it is not a number (NaN)")
     room = ROUNDING * max(1.0, abs(value)) if math.isfinite(value) else 0.0
     if (low is not None and value < low - room) or (high is not None and value > high + room):
         raise ValueError(f"{name} = {value:.6g} lies outside of its own interval [{low:.6g}, {high:.6g}]")

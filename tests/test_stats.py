@@ -44,6 +44,11 @@ def test_a_value_may_lie_outside_by_rounding_and_no_more(size):
     with pytest.raises(ValueError, match="outside of its own interval"):
         check_interval("x", size, size - 1, size - 3 * room)
     check_interval("x", None, 3.0, 1.0)
+    nan = float("nan")
+    for value, low, high in ((nan, 0.0, 1.0), (0.5, nan, 1.0), (0.5, 0.0, nan), (nan, None, 1.0)):
+        with pytest.raises(ValueError, match=r"x = .* is not a number \(NaN\)"):
+            check_interval("x", value, low, high)
+    check_interval("x", nan, None, None)
     check_interval("x", math.inf, 1.0, math.inf)
     with pytest.raises(ValueError, match="outside"):
         Estimate(value=-2.0, low=-1.0, high=0.0)

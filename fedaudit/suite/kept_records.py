@@ -22,6 +22,7 @@ from fedaudit.runtime.attack_result import results as read_results
 from fedaudit.runtime.folder import setting_key
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record
 from fedaudit.setting import Frozen, Setting, read_json, validated
+from fedaudit.stored_model import Epsilon
 from fedaudit.suite.protections import TRAINING
 from fedaudit.suite.suite_file import KEY
 
@@ -63,7 +64,7 @@ class CellFigures(Frozen):
     partition: str
     seed: int
     protection: str  # none, DP-SGD, messages or both
-    asked: float | None = None  # the epsilon that its policies have together
+    asked: Epsilon | None = None  # the epsilon that its policies have together
     status: Literal["done", "refused", "failed"]
     reason: str | None = None
     code: str = ""  # digest of the method's code and values
@@ -71,7 +72,7 @@ class CellFigures(Frozen):
     global_test: float | None = None  # accuracy of the global model on the common test set
     own: float | None = None  # mean accuracy of clients' models on their own held-out records
     common: float | None = None  # mean accuracy of clients' models on the common test set
-    epsilon: float | None = None  # the largest of the clients' ledgers; None: infinite, or it cannot be composed
+    epsilon: Epsilon | None = None  # the largest of the clients' ledgers; None: infinite, or it cannot be composed
     open: dict[str, str] = Field(default_factory=dict)  # fields that left a client with no guarantee, and why
     up: float = 0.0  # payload bytes that a client sends in a round
     down: float = 0.0
