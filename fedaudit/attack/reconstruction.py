@@ -39,9 +39,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 from torch import Tensor, nn
 
-from fedaudit.attack import pictures
+from fedaudit.attack import pictures, shared_results
 from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.similarity import DATA_RANGE, PSNR_LIMIT, mse, pixels, psnr, ssim, window_for
 from fedaudit.errors import ContractError, DataError
@@ -55,6 +57,7 @@ from fedaudit.runtime.attack_result import (
     ReconstructionScores,
 )
 from fedaudit.runtime.world import World
+from fedaudit.setting import ROUNDING
 from fedaudit.stats import Estimate, clopper_pearson, mean_in_range, student_t
 from fedaudit.training import models
 from fedaudit.training.fit import adam, fit
@@ -122,22 +125,52 @@ def _auxiliary(world: World) -> tuple[Tensor, Tensor]:
     return x, y
 
 
-_references: dict[tuple[Any, ...], nn.Module] = {}  # for the auxiliary sets seen last: all attacks on a run share one
+_references: dict[str, nn.Module] = {}  # for the auxiliary sets seen last: all attacks on a run share one
+
+
+# Settings under which a network is trained to the same bits: see `compute` in fedaudit.runtime.task.
+CONDITIONS = ("threads", "deterministic", "onednn", "engine", *ROUNDING)
 
 
 def _reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
-    """Return the network whose features the cosine uses: small, the same for every attack, and trained on no member."""
-    key = digest_of([x, y]), tuple(world.shape), world.classes, str(world.device), torch.get_default_dtype()
+    """Return the network whose features the cosine uses: small, the same for every attack, and trained on no member.
+
+    Cells of an audit that have the same auxiliary set train it once.
+    """
+    how = [str(getattr(world.setting, name)) for name in CONDITIONS]
+    how += [*map(str, world.shape), str(world.classes), str(world.device), str(torch.get_default_dtype())]
+    key = f"reference {digest_of([x, y, *how])}"
     if key not in _references:
         for oldest in list(_references)[:-7]:
             del _references[oldest]
-        _references[key] = _trained_reference(world, x, y)
+        model = _trained_elsewhere(world, key)
+        if model is None:
+            model = _trained_reference(world, x, y)
+            shared_results.for_others(key, save(model.state_dict()))
+        _references[key] = model
     return _references[key]
+
+
+def _built_reference(world: World) -> nn.Module:
+    return models.build("cnn", shape=world.shape, classes=world.classes).to(world.device)
+
+
+def _trained_elsewhere(world: World, key: str) -> nn.Module | None:
+    """Return the network that another process left; None if there is none."""
+    if (data := shared_results.from_others(key)) is None:
+        return None
+    with seeded("inversion", "reference", device=world.device):  # so that building it draws nothing from the attacks'
+        model = _built_reference(world)
+    try:
+        model.load_state_dict(load(data))
+    except (SafetensorError, RuntimeError):  # a damaged file, or not all of its tensors: it is trained again
+        return None
+    return model.eval()
 
 
 def _trained_reference(world: World, x: Tensor, y: Tensor) -> nn.Module:
     with seeded("inversion", "reference", device=world.device):
-        model = models.build("cnn", shape=world.shape, classes=world.classes).to(world.device)
+        model = _built_reference(world)
         rng = generator("inversion", "reference", device=world.device)
         fit(model, ce, (x, y), opt=adam(1e-3), batch=32, steps=100, rng=rng)
     return model.eval()

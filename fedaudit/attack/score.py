@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import tempfile
+import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from torch import Tensor
 
+from fedaudit.attack import shared_results
 from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions, TookPart
 from fedaudit.attack.membership import auc, by_group, membership_scores
 from fedaudit.errors import ContractError
@@ -57,15 +58,31 @@ def membership(parts: Sequence[Attacked], name: str, seed: int) -> MembershipFou
     scores, member = pooled(parts, name)
     owners = torch.cat([torch.full((len(part.y),), part.client) for part in parts])
     labels = torch.cat([part.y.cpu() for part in parts])
+    found = _measured(scores, member, owners, labels, seed)
+    if any(isinstance(part.claims, Claims) and part.claims.last is not None for part in parts):
+        found.last_round = auc(*pooled([last_round(part) for part in parts], name))
+    if notes := sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes}):
+        found.notes = notes
+    return found
+
+
+def _measured(
+    scores: NDArray[np.float64], member: NDArray[np.bool_], owners: Tensor, labels: Tensor, seed: int
+) -> MembershipFound:
+    """Return what the scores are worth. Baselines have the same in all rows of a seed, and against every threat."""
+    truth = [torch.from_numpy(scores), torch.from_numpy(member), owners, labels]
+    key = f"membership {seed} {digest_of(truth)}"
+    if (data := shared_results.from_others(key)) is not None:
+        try:
+            return MembershipFound.model_validate_json(data)
+        except ValidationError:  # a damaged file
+            pass
     found = MembershipFound(
         pooled=membership_scores(scores, member, seed=seed),
         client=by_group(scores, member, owners.numpy(), "client", seed=seed),
     )
     found.class_ = by_group(scores, member, labels.numpy(), "class", seed=seed)
-    if any(isinstance(part.claims, Claims) and part.claims.last is not None for part in parts):
-        found.last_round = auc(*pooled([last_round(part) for part in parts], name))
-    if notes := sorted({note for part in parts if isinstance(part.claims, Claims) for note in part.claims.notes}):
-        found.notes = notes
+    shared_results.for_others(key, found.model_dump_json().encode())
     return found
 
 
@@ -115,13 +132,6 @@ def halves(member: Tensor) -> Tensor:
 
 TREES, LEARNED_ON = 100, 2000  # trees of a forest, and the most candidates that it learns from
 _known: dict[str, Tensor] = {}  # a cache of forests' scores by candidates: baselines run with every attack
-_shared: Path | None = None  # the same for several processes, as files
-
-
-def share_forests(folder: Path | None) -> None:
-    """Keep forests' scores in this folder, too, and take from it what other processes grew. None: in memory alone."""
-    global _shared
-    _shared = folder
 
 
 def classified(values: Tensor, member: Tensor) -> Tensor:
@@ -135,7 +145,9 @@ def classified(values: Tensor, member: Tensor) -> Tensor:
         scores = _grown_elsewhere(key, len(member))
         if scores is None:
             scores = _grown(values, member)
-            _give_to_others(key, scores)
+            file = io.BytesIO()
+            np.save(file, scores.numpy(), allow_pickle=False)
+            shared_results.for_others(f"forest {key}", file.getvalue())
         if len(_known) > 1000:
             _known.clear()
         _known[key] = scores
@@ -158,22 +170,13 @@ def _grown(values: Tensor, member: Tensor) -> Tensor:
 
 
 def _grown_elsewhere(key: str, count: int) -> Tensor | None:
-    """Return the scores that another process left in the shared folder; None if there are none that fit."""
-    if _shared is None:
-        return None
+    """Return the scores that another process left; None if there are none that fit."""
+    data = shared_results.from_others(f"forest {key}")
     try:
-        found = np.load(_shared / f"{key}.npy", allow_pickle=False)
-    except (OSError, ValueError, EOFError):  # nobody grew it yet, or the file is damaged: it is grown again
+        found = np.load(io.BytesIO(data or b""), allow_pickle=False)
+    except (ValueError, EOFError):  # nobody grew it yet, or the file is damaged: it is grown again
         return None
     return torch.from_numpy(found) if found.dtype == np.float64 and found.shape == (count,) else None
-
-
-def _give_to_others(key: str, scores: Tensor) -> None:
-    if _shared is not None:
-        with contextlib.suppress(OSError):  # a full disk, or the folder is gone: the others grow it themselves
-            with tempfile.NamedTemporaryFile(dir=_shared, delete=False) as file:
-                np.save(file, scores.numpy(), allow_pickle=False)
-            Path(file.name).replace(_shared / f"{key}.npy")  # readers see all of it or nothing
 
 
 def learned(groups: Tensor, member: Tensor) -> Tensor:

@@ -125,10 +125,10 @@ def _start_nursery(request: dict[str, Any]) -> None:
 
 
 def _work(request: dict[str, Any], requests: int, replies: int) -> None:
-    from fedaudit.attack.score import share_forests
+    from fedaudit.attack import shared_results
     from fedaudit.suite.cell import carry_out, carry_out_together
 
-    share_forests(Path(request["shared"]) if request.get("shared") else None)
+    shared_results.share(Path(request["shared"]) if request.get("shared") else None)
     threading.Thread(target=_stop_with, args=(requests,), daemon=True).start()
     cells = [_cell(of_cell) for of_cell in request["cells"]]
     last: dict[int, tuple[float, str]] = {}

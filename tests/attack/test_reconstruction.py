@@ -12,12 +12,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save
 from scipy.optimize import linear_sum_assignment
 from torch import nn
 from torch.nn.functional import cross_entropy, one_hot
 
 import fedaudit
 from fedaudit.attack import reconstruction as inversion
+from fedaudit.attack import shared_results
 from fedaudit.attack.attack_run import attack_run, candidates_of, made
 from fedaudit.attack.claims import Attacked, Reconstructions
 from fedaudit.attack.reconstruction import _against_redrawn, _beaten, _Client, _repeats
@@ -32,6 +34,7 @@ from fedaudit.errors import ContractError, DataError, RunError
 from fedaudit.rng import generator, seeded
 from fedaudit.runtime.attack_result import Difference, OnlyOne, Rate, ReconstructionScores
 from fedaudit.runtime.folder import RunFolder
+from fedaudit.setting import Setting
 from fedaudit.stats import Estimate, clopper_pearson, student_t
 from fedaudit.training import models
 from fedaudit.wire.release import Protection
@@ -81,6 +84,7 @@ class FakeWorld:
 
     def __init__(self):
         self.federation = SimpleNamespace(auxiliary=lambda: self.auxiliary)
+        self.setting = Setting.make(dataset="digits", method="fedavg")
 
     def members(self, k):
         return flat_image(0.0, 1.0), torch.tensor([0, 1])
@@ -432,7 +436,7 @@ def test_scores_repeat(embeds):
 def test_the_reference_is_trained_once_for_each_auxiliary_set(monkeypatch):
     trained = []
     monkeypatch.setattr(inversion, "_references", {})
-    monkeypatch.setattr(inversion, "_trained_reference", lambda world, x, y: trained.append(x) or object())
+    monkeypatch.setattr(inversion, "_trained_reference", lambda world, x, y: trained.append(x) or nn.Linear(1, 1))
     world = FakeWorld()
     x, y = world.auxiliary
     first = inversion._reference(world, x, y)
@@ -440,6 +444,87 @@ def test_the_reference_is_trained_once_for_each_auxiliary_set(monkeypatch):
     others = [inversion._reference(world, -x, y), inversion._reference(world, x, y.flip(0))]
     world.classes = 4
     assert len({id(r) for r in (first, *others, inversion._reference(world, x, y))}) == len(trained) == 4
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """How often a reference was trained, in a folder that processes share. Call it to be another process."""
+    count, train = [], inversion._trained_reference
+    monkeypatch.setattr(inversion, "_trained_reference", lambda *what: count.append(1) or train(*what))
+    monkeypatch.setattr(inversion, "_references", {})
+    monkeypatch.setattr(shared_results, "_folder", tmp_path)
+
+    def so_often():
+        inversion._references.clear()
+        return len(count)
+
+    return so_often
+
+
+def bits(model):
+    assert not model.training
+    return {name: t.numpy().tobytes() for name, t in model.state_dict().items()}
+
+
+def test_the_reference_is_trained_once_for_all_processes_of_an_audit(trained):
+    """Whoever reads it has the bits of whoever trained it, and its own random numbers go on as before."""
+    world = FakeWorld()
+    first = bits(inversion._reference(world, *world.auxiliary))
+    assert trained() == 1
+    torch.manual_seed(3)
+    assert bits(inversion._reference(world, *world.auxiliary)) == first
+    assert trained() == 1
+    drawn = torch.rand(2)
+    torch.manual_seed(3)
+    assert torch.equal(drawn, torch.rand(2))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"threads": 2}, {"deterministic": False}, {"onednn": "off"}, {"precision": "tf32"}, {"step": "eager"},
+        {"engine": "stacked"}, {"channels_last": True},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)  # fmt: skip
+def test_a_reference_of_other_conditions_is_another(changes, trained):
+    world = FakeWorld()
+    inversion._reference(world, *world.auxiliary)
+    world.setting = world.setting.model_copy(update=changes)
+    inversion._reference(world, *world.auxiliary)
+    assert trained() == 2
+
+
+def test_a_reference_of_other_images_classes_or_shapes_is_another(trained):
+    """Auxiliary sets of two seeds differ; all else is the run's."""
+    world = FakeWorld()
+    x, y = world.auxiliary
+    inversion._reference(world, x, y)
+    inversion._reference(world, -x, y)
+    inversion._reference(world, x, y.flip(0))
+    world.classes = 4
+    inversion._reference(world, x, y)
+    world.shape = (1, 4, 2)
+    inversion._reference(world, x[..., :2], y)
+    torch.set_default_dtype(torch.float64)
+    try:
+        inversion._reference(world, x[..., :2].double(), y)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert trained() == 6
+
+
+def test_a_damaged_reference_is_trained_again(trained, tmp_path):
+    world = FakeWorld()
+    first = bits(inversion._reference(world, *world.auxiliary))
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-4], save({"other": torch.zeros(1)})):
+        kept.write_bytes(damaged)
+        before = trained()
+        assert bits(inversion._reference(world, *world.auxiliary)) == first
+        assert trained() == before + 1
+        assert kept.read_bytes() == whole
 
 
 def test_the_attacker_protects_its_own_rows_alike():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 from fedaudit.attack import score as scorer
+from fedaudit.attack import shared_results
 from fedaudit.attack.claims import Attacked, Claims, Features, Groups, Histogram, Reconstructions, TookPart
 from fedaudit.attack.membership import auc
 from fedaudit.attack.score import (
@@ -46,9 +48,8 @@ def grown(monkeypatch, tmp_path):
     """How often a forest was grown, in a folder that processes share. Call it to be another process."""
     count, grow = [], scorer._grown
     monkeypatch.setattr(scorer, "_grown", lambda *what: count.append(1) or grow(*what))
-    monkeypatch.setattr(scorer, "_shared", None)
+    monkeypatch.setattr(shared_results, "_folder", tmp_path)
     monkeypatch.setattr(scorer, "_known", {})
-    scorer.share_forests(tmp_path)
 
     def so_often():
         scorer._known.clear()
@@ -69,7 +70,7 @@ def test_a_forest_is_grown_once_for_all_processes_of_an_audit(grown, tmp_path):
     assert grown() == 1
     scorer.classified(*looks(seed=1))
     assert grown() == 2  # other candidates
-    scorer.share_forests(None)
+    shared_results.share(None)
     assert torch.equal(scorer.classified(*looks()), first)
     assert grown() == 3
     assert len(list(tmp_path.iterdir())) == 2
@@ -88,9 +89,72 @@ def test_a_damaged_forest_is_grown_again(grown, tmp_path):
 
 
 def test_without_the_folder_each_process_grows_its_own(grown, tmp_path):
-    scorer.share_forests(tmp_path / "gone")
+    shared_results.share(tmp_path / "gone")
     assert torch.equal(scorer.classified(*looks()), scorer._grown(*looks()))
     assert not (tmp_path / "gone").exists()
+
+
+@pytest.fixture
+def measured(monkeypatch, tmp_path):
+    """How often scores were measured, in a folder that processes share."""
+    count, measure = [], scorer.membership_scores
+    monkeypatch.setattr(scorer, "membership_scores", lambda *what, **how: count.append(1) or measure(*what, **how))
+    monkeypatch.setattr(shared_results, "_folder", tmp_path)
+    return count
+
+
+def claimed(seed=0, n=24, classes=2, client=1, **how):
+    values, member = looks(seed, n)
+    part = Attacked(client, Claims(values[:, 0], **how), values, torch.arange(n) % classes, member)
+    return [part, replace(part, client=0, claims=Claims(values[:, 1]))]
+
+
+def test_scores_are_measured_once_for_all_processes_of_an_audit(measured, tmp_path):
+    first = scorer.membership(claimed(), "a", 5)
+    assert len(measured) == 1
+    again = scorer.membership(claimed(), "b", 5)
+    assert len(measured) == 1
+    assert again == first
+    assert again.model_dump_json() == first.model_dump_json()
+    assert again.model_fields_set == first.model_fields_set
+    assert "roc" not in again.client["0"].model_fields_set
+    shared_results.share(None)
+    assert scorer.membership(claimed(), "a", 5) == first
+    assert len(measured) == 2
+
+
+@pytest.mark.parametrize(
+    ("parts", "seed"),
+    [
+        (claimed(seed=1), 5), (claimed(classes=3), 5), (claimed(client=2), 5), (claimed(), 6),
+        ([replace(part, member=~part.member) for part in claimed()], 5), (claimed()[::-1], 5),
+    ],
+    ids=["scores", "classes", "clients", "seed", "truth", "order"],
+)  # fmt: skip
+def test_other_scores_classes_clients_truths_and_seeds_are_measured_anew(parts, seed, measured):
+    scorer.membership(claimed(), "a", 5)
+    found = scorer.membership(parts, "a", seed)
+    assert len(measured) == 2
+    shared_results.share(None)
+    assert found == scorer.membership(parts, "a", seed)
+
+
+def test_rounds_and_notes_are_each_attacks_own(measured):
+    """They are no part of what was left, and do not get into it."""
+    scorer.membership(claimed(last=looks()[0][:, 2], notes=["mine"]), "a", 5)
+    other = scorer.membership(claimed(), "a", 5)
+    assert (len(measured), other.last_round, other.notes) == (1, None, [])
+
+
+def test_damaged_figures_are_measured_again(measured, tmp_path):
+    first = scorer.membership(claimed(), "a", 5)
+    (kept,) = tmp_path.iterdir()
+    whole = kept.read_bytes()
+    for damaged in (b"", whole[:-1], b"{}"):
+        kept.write_bytes(damaged)
+        assert scorer.membership(claimed(), "a", 5) == first
+        assert kept.read_bytes() == whole
+    assert len(measured) == 4
 
 
 def labelled(*labels):
@@ -345,12 +409,14 @@ class Trap:
 
 def test_forests_of_others_are_read_as_numbers_alone(tmp_path, monkeypatch):
     """Of the right length, and never unpickled."""
-    monkeypatch.setattr(scorer, "_shared", tmp_path)
+    monkeypatch.setattr(shared_results, "_folder", tmp_path)
     np.save(tmp_path / "a.npy", np.arange(3.0))
+    (tmp_path / "a.npy").rename(tmp_path / "forest a")
     assert scorer._grown_elsewhere("a", 3).tolist() == [0.0, 1.0, 2.0]
     assert scorer._grown_elsewhere("a", 2) is None
     assert scorer._grown_elsewhere("b", 3) is None
     np.save(tmp_path / "c.npy", np.array([Trap(tmp_path / "sprung"), 1, 2], dtype=object), allow_pickle=True)
+    (tmp_path / "c.npy").rename(tmp_path / "forest c")
     assert scorer._grown_elsewhere("c", 3) is None
     assert not (tmp_path / "sprung").exists()
 

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from fedaudit.attack import pictures, score
+from fedaudit.attack import pictures, shared_results
 from fedaudit.runtime import code_digest, nursery
 from fedaudit.suite import worker
 
@@ -171,13 +171,13 @@ def test_cells_share_one_process_for_their_twins(served):
     assert not os.path.exists(scratch)
 
 
-def test_a_cell_is_told_where_forests_are_shared(monkeypatch, tmp_path):
+def test_a_cell_is_told_where_results_are_shared(monkeypatch, tmp_path):
     monkeypatch.setattr(worker.threading, "Thread", lambda **how: SimpleNamespace(start=lambda: None))
-    monkeypatch.setattr(score, "_shared", None)
+    monkeypatch.setattr(shared_results, "_folder", None)
     for folder in (str(tmp_path), None):
         with pytest.raises(KeyError, match="setting"):  # no cell: it ends before it begins
             worker._work({"cells": [{}], "shared": folder}, 0, 1)
-        assert score._shared == (None if folder is None else tmp_path)
+        assert shared_results._folder == (None if folder is None else tmp_path)
 
 
 @pytest.mark.parametrize(("needs", "started"), [([], 0), ([False, False], 0), ([False, True], 1), ([True, True], 1)])
