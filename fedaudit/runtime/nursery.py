@@ -38,7 +38,7 @@ class Nursery:
         """Start the process. It imports `method` once for all parties; if that is empty, each fork imports its own."""
         here, there = socket.socketpair()
         with there:
-            self._process: subprocess.Popen[bytes] | _Fork = subprocess.Popen(
+            self._process: subprocess.Popen[bytes] | Fork = subprocess.Popen(
                 [sys.executable, "-m", "fedaudit.runtime.isolated_worker", str(there.fileno()), method, *preload],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -103,12 +103,12 @@ class ForkedNursery(Nursery):
             finally:
                 os._exit(code)
         there.close()
-        self._process = _Fork(pid)
+        self._process = Fork(pid)
         self._control, self._method, self._word, self._served = here, "", b"", 0
 
 
-class _Fork:
-    """A fork of this process, with what `Nursery` needs of a `Popen`."""
+class Fork:
+    """A fork of this process, with as much of a `Popen` as is needed of it."""
 
     def __init__(self, pid: int):
         self._pid = pid
@@ -129,7 +129,7 @@ class _Fork:
             if ended:
                 self.returncode = os.waitstatus_to_exitcode(status)
             elif time.monotonic() > until:
-                raise subprocess.TimeoutExpired("the process for twins", timeout)
+                raise subprocess.TimeoutExpired(f"the fork {self._pid}", timeout)
             else:
                 time.sleep(0.005)
 

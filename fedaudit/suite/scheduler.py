@@ -9,7 +9,6 @@ import json
 import os
 import selectors
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -27,6 +26,7 @@ from fedaudit.runtime.starting_clients import first_setting
 from fedaudit.setting import Setting
 from fedaudit.suite.cell import Cell, carry_out, is_not_compared, look, stage_of, stale_attacks, why_again
 from fedaudit.suite.forecast import learn, novelty_first, report_starts, work_of
+from fedaudit.suite.forker import Forker
 from fedaudit.suite.gpu_sharing import shared_gpu
 from fedaudit.suite.ray_cells import carry_out_on_ray
 from fedaudit.suite.suite_file import Suite, read_suite, save_suite
@@ -265,23 +265,15 @@ class _Worker:
 
     shared: str | None = None  # a folder in which processes leave for each other what all cells would compute alike
 
-    def __init__(self, lock: int, preload: list[str]):
+    def __init__(self, forker: Forker):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.cells: list[Cell] = []
         self.answered: set[int] = set()  # which of them have ended, by their places in that list
-        self.start(lock, preload)
+        self.start(forker)
         self._text = b""
 
-    def start(self, lock: int, preload: list[str]) -> None:
-        path = os.pathsep.join(p for p in dict.fromkeys([*sys.path, os.getcwd()]) if p)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "fedaudit.suite.worker", *preload],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            pass_fds=[lock],
-            env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": path},  # in parallel, each gets one thread
-        )
+    def start(self, forker: Forker) -> None:
+        self.process = forker.worker(self.log)
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.requests, self.replies = self.process.stdin.fileno(), self.process.stdout.fileno()
@@ -391,10 +383,11 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
     workers: list[_Worker] = []
+    forker = Forker(lock, preload)
     shared = tempfile.TemporaryDirectory(prefix="fedaudit-audit-", ignore_cleanup_errors=True)
 
     def start() -> None:
-        worker = _Worker(lock, preload)
+        worker = _Worker(forker)
         worker.shared = shared.name
         workers.append(worker)
         selector.register(worker.replies, selectors.EVENT_READ, worker)
@@ -434,6 +427,7 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
     finally:
         for worker in workers:
             worker.hang_up()
+        forker.close()
         for worker in list(workers):
             end(worker)
         selector.close()

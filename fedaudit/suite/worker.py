@@ -2,15 +2,19 @@
 
 A line may also name several cells that differ in the seed alone. Their runs then go on side by side.
 
-It imports everything once and forks for each cell. So a cell starts at once, its peak memory is its own, and whatever
-kills it (memory, a crash in a user's extension) kills nothing else. The process from which twins are forked is itself a
-fork of this one, once for all cells: no cell's records were ever here. When the audit ends, its end of the pipe closes,
-and the cell stops at that instant. The next audit goes on from the last whole round.
+It has everything imported, because it is forked from a process that has (`forker.py`), and forks for each cell. So a
+cell starts at once, its peak memory is its own, and whatever kills it (memory, a crash in a user's extension) kills
+nothing else. The process from which twins are forked is itself a fork of this one, once for all cells: it never holds
+a cell's records. When the audit ends, its end of the pipe closes, and the cell stops at that instant. The next audit
+goes on from the last whole round.
+
+Where processes cannot be forked, this module is run for each cell, and imports everything itself.
 """
 
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import os
@@ -54,6 +58,14 @@ def prepare(preload: list[str]) -> bool:
 
     A user's method may compute while it is imported. torch then has threads, and a fork would wait for them for ever.
     """
+    gc.disable()  # what is imported stays: to look through it again and again takes a second
+    try:
+        return _prepare(preload)
+    finally:
+        gc.enable()
+
+
+def _prepare(preload: list[str]) -> bool:
     importlib.import_module("fedaudit.suite.cell")
     importlib.import_module("fedaudit.runtime.isolated_worker")
     before = _threads()

@@ -282,7 +282,7 @@ def test_a_fork_is_waited_for_as_long_as_it_was_told(monkeypatch):
 
     monkeypatch.setattr(nursery.os, "waitpid", waitpid)
     monkeypatch.setattr(nursery.os, "kill", lambda *of: looks.append(of))
-    fork = nursery._Fork(77)
+    fork = nursery.Fork(77)
     with pytest.raises(subprocess.TimeoutExpired):
         fork.wait(0.5)
     assert len(looks) == 2
@@ -296,7 +296,7 @@ def test_a_fork_is_waited_for_as_long_as_it_was_told(monkeypatch):
         raise ChildProcessError
 
     monkeypatch.setattr(nursery.os, "waitpid", of_another)
-    other = nursery._Fork(78)
+    other = nursery.Fork(78)
     other.wait()
     assert other.returncode is None
     other.kill()

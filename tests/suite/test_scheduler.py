@@ -415,27 +415,6 @@ def said(err: str) -> list[str]:
     return [line for line in err.splitlines() if not re.match(r"audit: +\d+% \d+ of \d+ cells", line)]
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [(None, "1"), ("3", "3")])
-def test_a_worker_has_one_thread_unless_the_user_says_otherwise(mine, theirs, monkeypatch):
-    """Two workers with a thread for each processor wait for each other: an audit then takes half as long again."""
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    if mine:
-        monkeypatch.setenv("OMP_NUM_THREADS", mine)
-    given = {}
-
-    class Started(Exception):
-        pass
-
-    def popen(words, env, **how):
-        given.update(env)
-        raise Started
-
-    monkeypatch.setattr(auditing.subprocess, "Popen", popen)
-    with pytest.raises(Started):
-        auditing._Worker(0, [])
-    assert given["OMP_NUM_THREADS"] == theirs
-
-
 @pytest.mark.slow
 def test_workers_are_processes_of_their_own(tmp_path):
     """The whole command, as a user starts it: everything else here forks its workers to save the imports."""
@@ -599,11 +578,11 @@ def test_cells_share_what_all_would_compute_alike(tmp_path, monkeypatch):
         assert json.loads(file.read())["shared"] == made[0]
 
 
-def test_a_worker_is_asked_and_answers_through_its_pipes(monkeypatch):
+def test_a_worker_is_asked_and_answers_through_its_pipes():
     pipes = {name: SimpleNamespace(fileno=lambda i=i: i) for i, name in ((7, "stdin"), (8, "stdout"))}
-    monkeypatch.setattr(auditing.subprocess, "Popen", lambda words, **how: SimpleNamespace(**pipes))
-    worker = auditing._Worker(0, [])
+    worker = auditing._Worker(SimpleNamespace(worker=lambda log: SimpleNamespace(**pipes, log=log)))
     assert (worker.requests, worker.replies) == (7, 8)
+    assert worker.process.log is worker.log
 
 
 def test_one_pool_is_made_for_each_kind_of_cell_and_closed(monkeypatch):
@@ -1039,9 +1018,10 @@ class Acting:
 
     script: list = []  # noqa: RUF012 (set by each test)
     made: list = []  # noqa: RUF012
+    order: list = []  # noqa: RUF012
 
-    def __init__(self, lock, preload):
-        self.lock, self.preload, self.cells, self.answered, self.asked = lock, preload, [], set(), []
+    def __init__(self, forker):
+        self.lock, self.preload, self.cells, self.answered, self.asked = forker.lock, forker.preload, [], set(), []
         self.closed, self.hung_up, self.replies = 0, 0, len(self.made)
         self.process = SimpleNamespace(wait=lambda: -9)
         self.made.append(self)
@@ -1058,16 +1038,21 @@ class Acting:
 
     def hang_up(self):
         self.hung_up += 1
+        self.order.append("hang up")
 
     def close(self):
         self.closed += 1
+        self.order.append("close")
 
 
 @pytest.fixture
 def acting(monkeypatch):
     """Processes that only act, and a selector that hears each of them in turn."""
+    begun, told, order = [], [], []
     monkeypatch.setattr(Acting, "made", [])
+    monkeypatch.setattr(Acting, "order", order)
     monkeypatch.setattr(auditing, "_Worker", Acting)
+    monkeypatch.setattr(auditing.Forker, "close", lambda forker: order.append("forker"))
 
     class Selector:
         def __init__(self):
@@ -1087,7 +1072,6 @@ def acting(monkeypatch):
             self.known = None
 
     monkeypatch.setattr(auditing.selectors, "DefaultSelector", Selector)
-    begun, told = [], []
     progress = SimpleNamespace(
         begin=lambda cell: begun.append(cell.folder.name),
         tell=lambda *what: told.append(what),
@@ -1132,3 +1116,6 @@ def test_workers_are_hung_up_on_where_the_audit_is_stopped(acting):
     with pytest.raises(IndexError):
         auditing._beside([bare("a"), bare("b", seed=1)], acting.progress, 5, 0)
     assert [(worker.hung_up, worker.closed) for worker in Acting.made] == [(1, 1), (1, 1)]
+    assert Acting.order == ["hang up", "hang up", "forker", "close", "close"], (
+        "one that still imports is not waited for"
+    )

@@ -181,8 +181,8 @@ def started() -> Iterator[str]:
 def from_nursery(path: str) -> Any:
     """What stands in for `_Worker.start`."""
 
-    def start(worker: Any, lock: int, preload: list[str]) -> None:
-        worker.process = Born.worker(path, lock)
+    def start(worker: Any, forker: Any) -> None:
+        worker.process = Born.worker(path, forker.lock)
         worker.requests, worker.replies = worker.process.stdin.fileno(), worker.process.stdout.fileno()
 
     return start
