@@ -62,6 +62,7 @@ def prepare(preload: list[str]) -> bool:
     try:
         return _prepare(preload)
     finally:
+        gc.freeze()  # nor does any fork look through it, which would copy the pages that they share
         gc.enable()
 
 

@@ -12,7 +12,7 @@ import functools
 import os
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # as glibc's malloc.h numbers them
-KEPT = 1 << 28  # bytes that may be free at the end of the heap: private steps in double precision free more than half
+KEPT = 1 << 27  # bytes that may be free at the end of the heap
 LARGEST = 1 << 25  # bytes from which a piece is not taken from the heap; glibc takes no more than this
 
 

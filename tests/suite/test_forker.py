@@ -4,6 +4,7 @@ audit."""
 from __future__ import annotations
 
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -84,6 +85,7 @@ def begin(of):
 
 def ask(one, text="who"):
     one.stdin.write(f"{text}\n".encode())
+    assert select.select([one.stdout], [], [], 30)[0], "neither an answer nor an end"
     line = one.stdout.readline().decode()
     return [int(number) for number in line.split()]
 

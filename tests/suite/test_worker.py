@@ -90,6 +90,20 @@ def test_what_cells_may_need_is_imported_where_it_is_installed(monkeypatch):
     assert "colorsys" in sys.modules
 
 
+def test_no_fork_looks_through_what_was_imported(monkeypatch):
+    """Nothing is collected during the imports, nor is any of it looked at afterwards, whether they succeed or not."""
+    order = []
+    for name in ("disable", "freeze", "enable"):
+        monkeypatch.setattr(worker.gc, name, lambda name=name: order.append(name))
+    monkeypatch.setattr(worker, "_prepare", lambda preload: order.append(preload) or "forks")
+    assert worker.prepare(["mine"]) == "forks"
+    assert order == ["disable", ["mine"], "freeze", "enable"]
+    monkeypatch.setattr(worker, "_prepare", lambda preload: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        worker.prepare([])
+    assert order[-1] == "enable"
+
+
 def test_what_pictures_are_drawn_with_is_imported_before_the_fork():
     """Each cell that has a picture would take half a second for it."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(pictures.draw)))

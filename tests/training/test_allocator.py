@@ -54,12 +54,12 @@ def test_what_was_freed_is_taken_again_without_the_system() -> None:
 @pytest.mark.parametrize(
     ("variables", "agreed", "asked"),
     [
-        ({}, (1, 1), [(-3, 1 << 25), (-1, 1 << 28)]),
-        ({}, (1, 0), [(-3, 1 << 25), (-1, 1 << 28)]),
+        ({}, (1, 1), [(-3, 1 << 25), (-1, 1 << 27)]),
+        ({}, (1, 0), [(-3, 1 << 25), (-1, 1 << 27)]),
         ({}, (0, 1), [(-3, 1 << 25)]),
         ({"LD_PRELOAD": "x"}, (1, 1), []),
         ({"PATH": "x", "MALLOC_TRIM_THRESHOLD_": "1"}, (1, 1), []),
-        ({"MY_MALLOC_": "1", "LD_PRELOADED": "1"}, (1, 1), [(-3, 1 << 25), (-1, 1 << 28)]),
+        ({"MY_MALLOC_": "1", "LD_PRELOADED": "1"}, (1, 1), [(-3, 1 << 25), (-1, 1 << 27)]),
     ],
 )
 def test_what_the_c_library_is_asked_for(
