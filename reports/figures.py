@@ -86,6 +86,11 @@ def looks(rows: Sequence[SummaryRow]) -> list[Look]:
 WIDE = 34  # characters of a label's line
 
 
+def relied_on(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
+    """Return the rows without those that are not to be relied on. Figures that compare rows leave these out."""
+    return [row for row in rows if not row.doubts]
+
+
 def privacy_utility(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the ledger's epsilon: the picture of the first screen."""
     kept = _guaranteeing(rows)
@@ -99,7 +104,7 @@ def tradeoff(rows: Sequence[SummaryRow]) -> Figure:
     kept = _guaranteeing(rows)
     figure, (left, right) = _panels(len(rows))
     _over_epsilon(left, kept, rows)
-    _scatter(right, rows, "auc", "AUC of the best membership attack (0.5: a coin flip)")
+    _scatter(right, relied_on(rows), "auc", "AUC of the best membership attack (0.5: a coin flip)", of=rows)
     right.xaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
     right.axvline(0.5, color=INK, linewidth=0.8, linestyle=":")
     left.set_title("What is guaranteed")
@@ -109,7 +114,7 @@ def tradeoff(rows: Sequence[SummaryRow]) -> Figure:
 
 def _guaranteeing(rows: Sequence[SummaryRow]) -> list[SummaryRow]:
     """Return the rows without those that send nothing: that guarantees nothing about the models."""
-    return [row for row in rows if row.cells["epsilon"].value != 0]
+    return [row for row in relied_on(rows) if row.cells["epsilon"].value != 0]
 
 
 def _over_epsilon(axes: Axes, kept: Sequence[SummaryRow], of: Sequence[SummaryRow], width: int = WIDE) -> None:
@@ -120,11 +125,14 @@ def _over_epsilon(axes: Axes, kept: Sequence[SummaryRow], of: Sequence[SummaryRo
 def against_bytes(rows: Sequence[SummaryRow]) -> Figure:
     """Draw accuracy against the bytes that a client sends in a round, and against all bytes as a run goes on."""
     figure, (left, right) = _panels(len(rows))
-    _scatter(left, rows, "up", "bytes that one client sends in one round", broken=True, show=_round_bytes)
+    words = "bytes that one client sends in one round"
+    _scatter(left, relied_on(rows), "up", words, broken=True, show=_round_bytes, of=rows)
     left.set_title("What a round costs")
     ends: list[Label] = []
     scores: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
+        if row.doubts:
+            continue
         for j, run in enumerate(row.group.runs):
             points = [(total, score) for total, score in _spent(run) if total > 0]
             if points:
@@ -341,7 +349,7 @@ def per_round(rows: Sequence[SummaryRow]) -> Figure:
     ends: list[Label] = []
     scores_: list[float] = []
     for row, look in zip(rows, looks(rows), strict=True):
-        runs = [curve(run) for run in row.group.runs]
+        runs = [] if row.doubts else [curve(run) for run in row.group.runs]
         runs = [(ts, scores) for ts, scores in runs if ts]
         rounds = sorted(set.intersection(*(set(ts) for ts, _ in runs))) if runs else []
         each = [[scores[ts.index(t)] for t in rounds] for ts, scores in runs]

@@ -26,6 +26,7 @@ from fedaudit.reports.figures import (
     partition,
     per_round,
     privacy_utility,
+    relied_on,
     roc,
     style,
     tradeoff,
@@ -215,7 +216,10 @@ def _drawn(
 ) -> dict[str, str]:
     with style(name):
         svg = inline(draw(rows), name)
-    described = ", ".join(f"{row.label} {text(BY_KEY['accuracy'], row.cells['accuracy'].value)}" for row in rows)
+    drawn = relied_on(rows)
+    described = ", ".join(f"{row.label} {text(BY_KEY['accuracy'], row.cells['accuracy'].value)}" for row in drawn)
+    if left_out := [row.label for row in rows if row.doubts]:
+        caption += f" Left out, because they are not to be relied on: {'; '.join(left_out)}."
     alt = f"{heading}. {caption} Accuracy in the last round: {described}."
     return {"name": name, "heading": heading, "caption": caption, "svg": svg, "alt": alt}
 

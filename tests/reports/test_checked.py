@@ -15,6 +15,7 @@ from fedaudit.reports.brief import brief
 from fedaudit.reports.checked import checked, checked_runs
 from fedaudit.reports.compare import compare
 from fedaudit.reports.export import export
+from fedaudit.reports.figures import against_bytes, per_round, privacy_utility, style, svg_text, tradeoff
 from fedaudit.reports.formats import as_csv, as_json, latex, markdown
 from fedaudit.reports.html import page
 from fedaudit.reports.report import rows_below
@@ -115,6 +116,29 @@ def test_a_check_that_found_nothing_or_is_about_other_files_raises_no_doubt(tmp_
     assert [row.doubts for row in rows] == [[], []]
     found = checked_runs(rows)
     assert (found.checked, found.changed, found.contradicted, found.tasks, found.rerun) == (1, 1, 0, 8, 2)
+
+
+@pytest.mark.parametrize("name", ["dp-1", "plain-0"])
+def test_figures_that_compare_rows_leave_out_one_with_a_broken_seal(name, tmp_path):
+    """The other keeps its number and look, the caption names what is missing."""
+    whole, _ = rows_below(sealed(tmp_path / "whole"))
+    rows, _ = rows_below(edited(sealed(tmp_path / "broken"), name))
+    number = rows.index(next(row for row in rows if row.doubts))
+    for draw in (privacy_utility, tradeoff, against_bytes, per_round):
+        with style():
+            before, after = (svg_text(draw(of), "x") for of in (whole, rows))
+        words = 'id="point-{}"' if draw is not per_round else ">{}</text>"
+        marks = [words.format(i if draw is not per_round else row.label) for i, row in enumerate(rows)]
+        assert [mark in before for mark in marks] == [True, True], draw.__name__
+        assert [mark in after for mark in marks] == [number == 1, number == 0], draw.__name__
+    html = page(rows, {}, "Audit of 2 settings")
+    said = f"Left out, because they are not to be relied on: {rows[number].label}."
+    assert html.count(f"{said}</figcaption>") == 4
+    assert "Left out" not in page(whole, {}, "Audit of 2 settings")
+    nothing, _ = rows_below(edited(edited(sealed(tmp_path / "nothing")), "plain-0"))
+    for draw in (privacy_utility, tradeoff, against_bytes, per_round):
+        with style():
+            assert "point-" not in svg_text(draw(nothing), "x")
 
 
 def test_where_nothing_can_be_relied_on_each_answer_says_so(tmp_path):
