@@ -288,7 +288,9 @@ class FedAF(Condensing):
     def condensed(self, client: Client, D: Records, V: dict[int, Tensor]) -> dict[int, Tensor]:
         S = self.begin(client, D)
         w = Sampled(client.model, self.norm)
-        v = torch.stack([V[c] for c in D.classes]) if V else None
+        common = [c for c in D.classes if c in V]  # of another class nobody sent v_c: it has no part in Eq. 10
+        v = torch.stack([V[c] for c in common]) if common else None
+        among = None if common == D.classes else torch.tensor([D.classes.index(c) for c in common], device=S.device)
 
         def l_loc(S: Tensor) -> Tensor:
             f = w.interpolate(self.gamma)  # Eq. 17
@@ -299,6 +301,7 @@ class FedAF(Condensing):
             if v is None:
                 return loss
             u = f.classify(h).unflatten(0, S.shape[:2]).mean(1)  # Eq. 6
+            u = u if among is None else u[among]
             F = swd_points(u, v, self.L) if self.swd == "points" else swd_entries(u, v)
             F = F.mean(1) if self.swd_scale == "mean" else F.sum(1)
             return loss + self.lambda_loc * F.sum()  # Eq. 10

@@ -695,6 +695,29 @@ def test_cdc_pulls_mean_logits_to_the_peers(tiny):
     assert gap(1.0) < 0.8 * gap(0)
 
 
+def test_a_class_that_nobody_sent_has_no_part_in_cdc():
+    """Whether a client answers must not tell which classes it holds. Without v_1 the images of class 1 move as without
+    CDC, those of 0 and 2 as with all of V; without any of V all move as without CDC."""
+    torch.manual_seed(0)
+    f = trained_net("convnet", (1, 28, 28))
+    x, y = torch.rand(60, 1, 28, 28) * 2 - 1, torch.arange(60) % 3
+    D = Records(x, y, B=64)
+    V = {c: f(x[y == c]).mean(0).detach() + 0.5 for c in range(3)}
+    method = fedaf.FedAF.make({"gamma": 1.0, "IPC": 4, "lambda_loc": 10.0, "swd": "entries"})
+
+    def moved(V):
+        client = OneGradient(f)
+        torch.manual_seed(0)
+        method.condensed(client, D, V)
+        return client.gradient
+
+    plain, whole, part = moved({}), moved(V), moved({c: V[c] for c in (0, 2)})
+    assert not torch.allclose(plain, whole, rtol=1e-3)
+    assert torch.allclose(part[1], plain[1], rtol=1e-4, atol=1e-7)
+    assert torch.allclose(part[[0, 2]], whole[[0, 2]], rtol=1e-4, atol=1e-7)
+    assert torch.equal(moved({7: V[0]}), plain)
+
+
 def test_feddm_clips_the_gradient_of_the_images(tiny):
     """One step at learning rate 1 moves the images by at most the clipping norm, 2 or 1e-3."""
     from fedaudit import state_of
