@@ -1,4 +1,4 @@
-"""What the processes of one audit leave for each other: results that would come out alike in every one of them.
+"""Results that the processes of one audit leave for each other. They would come out alike in every one of them.
 
 Each lies in a file whose name is a digest of all that decides it. The folder is the audit's own and ends with it, so
 that no other code or version ever reads it.
