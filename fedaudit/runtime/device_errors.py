@@ -48,6 +48,16 @@ def device_error(e: BaseException, who: str) -> DeviceError | None:
     return None if trouble is None else DeviceError(trouble, who, first_line(e))
 
 
+def ran_out_of_memory(e: BaseException) -> bool:
+    """Return whether an error, or one that it was raised from, is about memory."""
+    causes: list[BaseException] = []
+    cause: BaseException | None = e
+    while cause is not None and cause not in causes:
+        causes.append(cause)
+        cause = cause.__cause__
+    return any((c.trouble if isinstance(c, DeviceError) else trouble_of(c)) == "memory" for c in causes)
+
+
 def first_line(e: BaseException) -> str:
     """Return the first line of an error's text, or its type's name if it has no text."""
     lines = str(e).strip().splitlines()

@@ -25,6 +25,7 @@ from fedaudit.runtime.code_digest import (
     not_compared,
     source_of,
 )
+from fedaudit.runtime.device_errors import ran_out_of_memory
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
@@ -53,6 +54,7 @@ class Cell:
     again: str | None = None  # why the results of an earlier audit do not count
     not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
+    memory: bool = False  # it failed because memory ran out
 
     @property
     def error(self) -> str | None:
@@ -170,7 +172,7 @@ def carry_out(
         cell.status, cell.reason = "refused", str(e)
         read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it was refused
     except Exception as e:  # noqa: BLE001 (a bug in a user's method must not stop the other cells; it is listed)
-        cell.status, cell.reason = "failed", _text(e)
+        cell.status, cell.reason, cell.memory = "failed", _text(e), ran_out_of_memory(e)
 
 
 def carry_out_together(cells: Sequence[Cell], watches: Sequence[Watch]) -> Iterator[Cell]:

@@ -199,6 +199,10 @@ class _Progress:
     def begin(self, cell: Cell) -> None:
         self.left.begun(str(cell.folder), time.monotonic())
 
+    def put_back(self, cell: Cell) -> None:
+        self.left.put_back(str(cell.folder))
+        self.tell(f"{cell.setting.method}: out of memory beside other cells, goes on when fewer are at work")
+
     def step(self, cell: Cell, t: float, rounds: float, what: str) -> None:
         key, stage = str(cell.folder), stage_of(what)
         share = t / rounds if stage == "rounds" and rounds else 0.0
@@ -269,6 +273,7 @@ class _Worker:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.cells: list[Cell] = []
         self.answered: set[int] = set()  # which of them have ended, by their places in that list
+        self.again: list[Cell] = []  # those that had too little memory beside others
         self.start(forker)
         self._text = b""
 
@@ -343,6 +348,10 @@ class _Queue:
                 self.cells.remove(cell)
         return any(map(self._free, self.cells))
 
+    def put_back(self, cells: list[Cell]) -> None:
+        """Have cells carried out again, before all others."""
+        self.cells[:0] = cells
+
     def take(self) -> Cell:
         cell = next(filter(self._free, self.cells))
         self.cells.remove(cell)
@@ -379,6 +388,7 @@ def _rows(cells: list[Cell]) -> list[list[Cell]]:
 
 
 def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_together: bool = False) -> None:
+    """Carry out so many cells at a time. One that runs out of memory beside others goes on later, beside fewer."""
     waiting = _Queue(todo)
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
@@ -414,11 +424,15 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
             for key, _ in heard:
                 worker: _Worker = key.data
                 replies = worker.read()
+                busy = sum(bool(one.cells) for one in workers)
                 for reply in replies or ():
-                    _heed(worker, reply, progress)
+                    _heed(worker, reply, progress, beside=busy - 1)
                 if replies is None:  # the process has ended
-                    _heed(worker, {"over": worker.process.wait()}, progress)
-                if not worker.cells and (replies is None or not waiting.ready()):
+                    _heed(worker, {"over": worker.process.wait()}, progress, beside=busy - 1)
+                if worker.again and not worker.cells:
+                    waiting.put_back(worker.again)
+                    worker.again, jobs = [], max(1, min(jobs, busy) - 1)
+                if not worker.cells and (replies is None or not waiting.ready() or len(workers) > jobs):
                     end(worker)
                 elif not worker.cells:
                     give(worker)
@@ -434,15 +448,20 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
         shared.cleanup()
 
 
-def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
+def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress, beside: int) -> None:
+    """Note what a worker says. `beside` is how many others are at work."""
     if not worker.cells:
         return
     if "t" in reply:
         progress.step(worker.cells[reply["cell"]], reply["t"], reply["rounds"], reply["what"])
     elif "status" in reply:
         cell = worker.cells[reply["cell"]]
-        cell.status, cell.reason = reply["status"], reply["reason"]
         worker.answered.add(reply["cell"])
+        if reply["memory"] and beside:
+            worker.again.append(cell)
+            progress.put_back(cell)
+        else:
+            cell.status, cell.reason = reply["status"], reply["reason"]
     else:
         how = f"signal {-reply['over']}" if reply["over"] < 0 else f"exit code {reply['over']}"
         less = "fewer --jobs" if len(worker.cells) == 1 else "fewer --jobs, or leave out --seeds-together"

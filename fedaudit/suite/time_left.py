@@ -129,6 +129,11 @@ class TimeLeft:
         elif status == "done" and at is not None:
             self._note(cell, at, now, 0.0 if at.stage == "rounds" else work.units.get(at.stage, 0.0))
 
+    def put_back(self, cell: str) -> None:
+        """Note that a cell will begin again. What it has done so far tells nothing."""
+        self._running.pop(cell)
+        self._waiting = {cell: self._works[cell], **self._waiting}
+
     def reporting(self, now: float) -> None:
         """Note that all cells are done and the report is being written."""
         self._reporting = now

@@ -156,10 +156,14 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
 
     if len(cells) == 1:
         carry_out(cells[0], watching(0))
-        _say(replies, {"cell": 0, "status": cells[0].status, "reason": cells[0].reason})
+        _say(replies, _end(0, cells[0]))
         return
     for i, cell in enumerate(carry_out_together(cells, [watching(i) for i in range(len(cells))])):
-        _say(replies, {"cell": i, "status": cell.status, "reason": cell.reason})
+        _say(replies, _end(i, cell))
+
+
+def _end(i: int, cell: Cell) -> dict[str, Any]:
+    return {"cell": i, "status": cell.status, "reason": cell.reason, "memory": cell.memory}
 
 
 def _cell(request: dict[str, Any]) -> Cell:

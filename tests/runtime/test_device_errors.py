@@ -12,7 +12,7 @@ import torch
 import fedaudit.runtime.lockstep
 from fedaudit import run
 from fedaudit.errors import DeviceError, RunError
-from fedaudit.runtime.device_errors import explained, trouble_of
+from fedaudit.runtime.device_errors import explained, ran_out_of_memory, trouble_of
 from fedaudit.runtime.isolated_worker import error_as_text, error_of
 from fedaudit.setting import Setting
 from fedaudit.training import cuda_graphs
@@ -79,6 +79,20 @@ def test_in_a_process_of_its_own_it_is_told_alike(tmp_path: Path) -> None:
 def test_a_clients_own_error_leaves_it_out(tmp_path: Path) -> None:
     record = run(**SETTING, set={"kind": "own", "until": str(tmp_path / "no")}, out=tmp_path / "a")
     assert [[a.client for a in r.absent] for r in record.rounds] == [[], [1], []]
+
+
+def test_memory_is_recognised_behind_the_error_that_explains_it(tmp_path: Path) -> None:
+    """By the error itself, and by whatever it was raised from."""
+    setting = Setting.make(method="fedavg")
+    for trouble, short in (("memory", True), ("device", False)):
+        explaining = explained(DeviceError(trouble, "server", "said"), 1, tmp_path, setting)
+        assert not ran_out_of_memory(explaining)
+        explaining.__cause__ = DeviceError(trouble, "server", "said")
+        assert ran_out_of_memory(explaining) is short
+    assert ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+    circle = ValueError("of itself")
+    circle.__cause__ = circle
+    assert not ran_out_of_memory(circle)
 
 
 def test_before_the_first_round_nothing_is_said_to_be_kept() -> None:

@@ -142,6 +142,28 @@ def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_a
     assert comparable(one.folder, timings=True) | {"attacks": []} == before[0] | {"attacks": []}
 
 
+@pytest.mark.parametrize(("times", "status"), [(1, "done"), (9, "failed")])
+def test_a_cell_without_memory_beside_others_goes_on_beside_fewer(quick, tmp_path, times, status):
+    """It fails if memory runs out also where nobody else is at work. What it had done is kept."""
+    left = tmp_path / "left"
+    left.write_text(str(times))
+    hungry = {"method": "outside:Hungry", "set": {"left": str(left)}}
+    others = [{"method": "fedavg"}, {"method": "fedavg", "seed": 1}]
+    suite = Suite(base={**SMALL, "rounds": 3}, attacks=["loss"], methods=[hungry, *others])
+    said = []
+    found = audit(suite, tmp_path / "out", watch=lambda *told: said.append(told[2]), jobs=2)
+    assert [cell.status for cell in found] == [status, "done", "done"]
+    assert any("out of memory beside other cells, goes on when fewer are at work" in text for text in said)
+    assert int(left.read_text()) == max(0, times - 2), "once beside the other, once alone"
+    record = read_record(found[0].folder)
+    if status == "done":
+        alone = run(found[0].setting, out=tmp_path / "alone")
+        assert [r.utility for r in record.rounds] == [r.utility for r in alone.rounds]
+    else:
+        assert "ran out of memory" in found[0].error
+        assert len(record.rounds) == 1
+
+
 def test_an_attack_counts_for_its_transcript_its_settings_and_all_clients(tmp_path):
     from fedaudit.attack.attack_run import attack_run
 

@@ -62,6 +62,20 @@ def test_a_cell_without_attacks_needs_no_more_than_a_round():
     assert left.left(4.0) == pytest.approx(5 + 8), "a second later a second less"
 
 
+def test_a_cell_that_is_put_back_counts_whole_and_comes_first():
+    """A round takes 2 s. The cell that was put back after one of its rounds has four again, as the other has."""
+    left = TimeLeft(1)
+    for name in ("a", "b"):
+        left.add(name, work(name, rounds=4))
+    left.begun("a", 0.0)
+    left.progress("a", "rounds", 0.0, 1.0)
+    left.progress("a", "rounds", 0.25, 3.0)
+    left.put_back("a")
+    assert left.left(3.0) == pytest.approx(16)
+    assert list(left._waiting) == ["a", "b"]
+    left.begun("a", 3.0)
+
+
 def test_units_scale_what_was_measured():
     """Another method with three times the rounds: at the rate of the one that was measured, 3 x 4 s."""
     left = TimeLeft(1)
