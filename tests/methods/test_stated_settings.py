@@ -33,7 +33,7 @@ EXCHANGED = (
 REMOTE = "E_k=10 B_k=256 E_prime=10 E=10 B=500 eta_k=0.01 eta=0.01"
 STATED = {
     "constant": "",
-    "dense": f"{STUDENT} eta_d=0.01 lambda_1=1.0 lambda_2=0.5",  # stated: DENSE's own weights
+    "dense": f"{STUDENT} eta_d=0.01 lambda_1=1.0 lambda_2=0.5 T=1.0(0,",  # stated: DENSE's own weights
     # Stated: T_Tran 100, T_Dec 3 on CIFAR-10 and h 512, Section 4.1; w_Dec 64 gives the 4.4M parameters.
     "dffke": f"{EXCHANGED} own=False h=512[1, T_Tran=100[0, T_Dec=3[0, B_Tran=100[1, decay_Tran=0.0[0, B_Dec=100[1, "
     "w_Dec=64[1, fresh=False mean_x=0.0 sigma_x=1.0(0, embed=False review=False sync=False",
@@ -52,7 +52,7 @@ STATED = {
     "feddyn": f"{LOCAL} alpha=0.01",  # stated: FedAF, Appendix A
     # Stated: E 5, B 10, eta 0.01, k 2, alpha 0.01, Section 4.1; 256 bins, Table A2.
     "fedfree": "E=5 B=10 eta=0.01 k=2[1, alpha=0.01 steps=1 samples=256 bins=256[1, q=2.0",
-    "fedftg": f"{STUDENT} eta_d=0.01 lambda_cls=1.0 lambda_dis=1.0",
+    "fedftg": f"{STUDENT} eta_d=0.01 lambda_cls=1.0 lambda_dis=1.0 T=1.0(0,",
     "fedgen": f"{LOCAL} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
     "fedgen_lg": f"{LOCAL} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
     "fedgh": f"{LOCAL} S=1 B_s=1 eta_s=0.01",  # stated: Algorithm 1 goes once through, one at a time; FedFree, A2

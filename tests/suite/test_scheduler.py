@@ -959,20 +959,20 @@ def test_what_a_worker_says_is_heeded():
     progress = SimpleNamespace(step=lambda *given: told.append(given), tell=told.append)
     cells = [bare(name, seed=i) for i, name in enumerate("abc")]
     worker = SimpleNamespace(cells=cells, answered=set(), last_words=lambda: " Its last words.")
-    auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress)
-    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why"}, progress)
+    auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress, 1)
+    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why", "memory": False}, progress, 1)
     assert told == [(cells[1], 2.0, 5.0, "round 2")]
     assert (cells[2].status, cells[2].reason, worker.answered) == ("refused", "why", {2})
-    auditing._heed(worker, {"over": -9}, progress)
+    auditing._heed(worker, {"over": -9}, progress, 1)
     assert [cell.status for cell in cells] == ["failed", "failed", "refused"]
     assert "ended with signal 9, " in cells[0].reason
     assert cells[1].reason.endswith("Try fewer --jobs, or leave out --seeds-together. Its last words.")
     assert (worker.cells, told[1:]) == ([], [""])
-    auditing._heed(worker, {"over": 0}, progress)
+    auditing._heed(worker, {"over": 0}, progress, 1)
     assert told[1:] == [""], "nobody waits for it any more"
     worker.cells, worker.answered = [bare("d")], set()
     lonely = worker.cells[0]
-    auditing._heed(worker, {"over": 1}, progress)
+    auditing._heed(worker, {"over": 1}, progress, 1)
     assert "ended with exit code 1, " in lonely.reason
     assert "Try fewer --jobs. " in lonely.reason
 
@@ -1044,7 +1044,7 @@ class Acting:
 
     def __init__(self, forker):
         self.lock, self.preload, self.cells, self.answered, self.asked = forker.lock, forker.preload, [], set(), []
-        self.closed, self.hung_up, self.replies = 0, 0, len(self.made)
+        self.closed, self.hung_up, self.replies, self.again = 0, 0, len(self.made), []
         self.process = SimpleNamespace(wait=lambda: -9)
         self.made.append(self)
 
@@ -1102,7 +1102,7 @@ def acting(monkeypatch):
     return SimpleNamespace(progress=progress, begun=begun, told=told)
 
 
-OVER = [{"cell": 0, "status": "done", "reason": None}, {"over": 0}]
+OVER = [{"cell": 0, "status": "done", "reason": None, "memory": False}, {"over": 0}]
 
 
 def test_workers_take_cells_until_there_are_none(acting):
@@ -1124,7 +1124,7 @@ def test_workers_take_cells_until_there_are_none(acting):
 def test_workers_take_rows_and_load_what_privacy_needs(acting):
     cells = [bare(f"{r}{s}", seed=s, rounds=r, privacy={"weights": {"epsilon": 1.0}} if r == 2 else {})
              for r in (1, 2) for s in (0, 1)]  # fmt: skip
-    both = [{"cell": 1, "status": "done", "reason": None}, *OVER]
+    both = [{"cell": 1, "status": "done", "reason": None, "memory": False}, *OVER]
     Acting.script = {0: [both, both]}
     auditing._beside(list(cells), acting.progress, 1, 0, seeds_together=True)
     (worker,) = Acting.made

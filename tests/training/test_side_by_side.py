@@ -78,8 +78,9 @@ def test_factors_of_16_bits_are_those_of_each_model_alone(apart: list[int], monk
         found = fit_together(together)
         for job in alone:
             job.alone()
-    assert distance(exact, alone) > 1e-4, "nothing was rounded"
-    assert distance(together, alone) < 1e-5
+    rounding = distance(exact, alone)
+    assert rounding > 1e-4, "nothing was rounded"
+    assert distance(together, alone) < 0.4 * rounding, "images lie otherwise, and some processors then sum otherwise"
     steps = sum(of_model.steps for of_model in found)
     assert len(cast) == steps, "batch norms would be cast back and forth, which autocast spares"
 
