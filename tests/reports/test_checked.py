@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -134,6 +135,10 @@ def test_figures_that_compare_rows_leave_out_one_with_a_broken_seal(name, tmp_pa
     html = page(rows, {}, "Audit of 2 settings")
     said = f"Left out, because they are not to be relied on: {rows[number].label}."
     assert html.count(f"{said}</figcaption>") == 4
+    described = re.findall(r'aria-label="[^"]*Accuracy in the last round: ([^"]*)"', html)
+    shown = f"{rows[1 - number].label} "
+    assert len(described) == 4
+    assert all(text.startswith(shown) and f"{rows[number].label} " not in text[len(shown) :] for text in described)
     assert "Left out" not in page(whole, {}, "Audit of 2 settings")
     nothing, _ = rows_below(edited(edited(sealed(tmp_path / "nothing")), "plain-0"))
     for draw in (privacy_utility, tradeoff, against_bytes, per_round):
