@@ -123,11 +123,13 @@ def _reached_lines(reached: Reached) -> Iterator[str]:
             yield f"    client models, common test set   {_spread(everywhere)} over {_clients(everywhere)}"
         if held_out := reached.clients.local_test:
             yield f"    client models, own held-out set  {_spread(held_out)} over {_clients(held_out)}"
+        if like_own := reached.clients.matched_test:
+            yield f"    client models, own classes' mix  {_spread(like_own)} over {_clients(like_own)}"
     for point, of_global in reached.global_points.items():
         yield f"    global model, {point}: {_interval(of_global.test, ' ')}"
     for point, sets in reached.points.items():
-        both = {"common": sets.global_test, "own": sets.local_test}.items()
-        values = ", ".join(f"{who} {_spread(row)}" for who, row in both if row)
+        each = {"common": sets.global_test, "own": sets.local_test, "own classes' mix": sets.matched_test}.items()
+        values = ", ".join(f"{who} {_spread(row)}" for who, row in each if row)
         yield f"    client models, {point}: {values} over {_clients(sets.global_test or sets.local_test)}"
 
 

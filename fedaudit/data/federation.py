@@ -61,6 +61,10 @@ class Federation:
         """Return the members that are exchangeable with the non-members: no canaries; their labels betray them."""
         return self.rows(self.shards[k].members)
 
+    def labels(self, k: int) -> Tensor:
+        """Return the labels of `candidates`, without their records."""
+        return self.dataset.y[torch.from_numpy(self.shards[k].members.astype(np.int64))]
+
     def nonmembers(self, k: int) -> tuple[Tensor, Tensor]:
         return self.rows(self.shards[k].nonmembers)
 

@@ -64,11 +64,18 @@ class GlobalScores(Sparse):
     test_by_domain: dict[str, Accuracy] = Field(default_factory=dict)
 
 
-class ClientScores(StoredModel):
-    """The scores of the clients' models; None for a set of which nobody has records."""
+class ClientScores(Sparse):
+    """The scores of the clients' models; None for a set of which nobody has records.
+
+    `matched_test` is the common test set with its classes weighted as in each client's own records. It is there if
+    nobody holds out records.
+    """
+
+    optional: ClassVar = ("matched_test",)
 
     global_test: Spread | None = None
     local_test: Spread | None = None
+    matched_test: Spread | None = None
     validation: Spread | None = None
 
 

@@ -31,7 +31,7 @@ from fedaudit.stats import mean_std, sampled_mean, wilson
 from fedaudit.training.model_copies import copied
 
 DEPLOYED = ""  # the name, among a client's scores, of the model that it would deploy
-SETS = ("global_test", "local_test", "validation")
+SETS = ("global_test", "local_test", "matched_test", "validation")
 BATCH = 1024  # records that go through a model at a time
 # Up to this many clients are all evaluated; of more, this many are drawn. The mean of a thousand accuracies lies within
 # 3.1 points of the mean over all clients with 95 % probability, and closer as a rule: their standard deviation is at
@@ -49,8 +49,8 @@ class Known:
 
     # By client: the version of its state, and its scores.
     clients: dict[int, tuple[object, Scores]] = field(default_factory=dict)
-    # By architecture: the accuracy of the common start on the common test set.
-    starts: dict[str, float] = field(default_factory=dict)
+    # By architecture: which records of the common test set the common start classifies right.
+    starts: dict[str, Tensor] = field(default_factory=dict)
 
 
 def looked_at(seed: int, clients: int) -> list[int]:
@@ -77,12 +77,29 @@ def sampling_note(utility: Utility) -> list[str]:
 
 
 @torch.no_grad()
-def hits(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> int:
+def right(model: nn.Module, x: Tensor, y: Tensor, batch: int = BATCH) -> Tensor:
+    """Return for each row whether the model classifies it right."""
+    if not len(y):
+        return torch.zeros(0, dtype=torch.bool, device=y.device)
+    pairs = zip(x.split(batch), y.split(batch), strict=True)
+    return torch.cat([model(xs).argmax(1) == ys for xs, ys in pairs])
+
+
+def hits(model: nn.Module, x: Tensor, y: Tensor) -> int:
     """Return how many rows the model classifies right."""
-    right = torch.zeros((), dtype=torch.int64, device=y.device)
-    for xs, ys in zip(x.split(batch), y.split(batch), strict=True):
-        right += (model(xs).argmax(1) == ys).sum()
-    return int(right)
+    return int(right(model, x, y).sum())
+
+
+def matched(is_right: Tensor, y: Tensor, own: Tensor) -> float | None:
+    """Return the accuracy on a test set whose classes are weighted by their numbers of records in `own`.
+
+    Classes that the test set lacks do not count; None if it lacks all of them.
+    """
+    is_right, y, share = is_right.cpu(), y.cpu(), own.double()
+    there = y.bincount(minlength=len(share))
+    share = share.where(there > 0, 0.0)
+    by_class = y[is_right].bincount(minlength=len(share)) / there.clamp(min=1)
+    return float((share * by_class).sum() / share.sum()) if share.any() else None
 
 
 def accuracy(model: nn.Module, x: Tensor, y: Tensor) -> Accuracy:
@@ -103,7 +120,9 @@ def evaluate(
     """Return one round's utility. `open_client(k)` gives client k in a copy of its committed state.
 
     The global model is tried on the common test set and, as papers on personalisation report it, on each client's own
-    held-out records (`local_test`). A client whose state is of a `version` that is in `known` is not evaluated again.
+    held-out records (`local_test`), and so are the clients' models. If nobody holds out records, a client's accuracy on
+    the common test set is told a second time, with the classes weighted as in its own records (`matched_test`).
+    A client whose state is of a `version` that is in `known` is not evaluated again.
     If there are more than EVERY_CLIENT clients, a sample is looked at (`looked_at`), and the means over clients say so.
     If the method offers further points of a round (`Method.points`), their models are scored like the deployed ones,
     under `points` by name; so are those that depend on the server's new state (`Method.next_points`). The server's
@@ -174,18 +193,19 @@ def _counts_in_batches(world: World, model: nn.Module, clients: Sequence[int], w
 
 
 def _client_scores(
-    world: World, k: int, open_client: Callable[[int], Client], starts: dict[str, float], next_points: Points | None
+    world: World, k: int, open_client: Callable[[int], Client], starts: dict[str, Tensor], next_points: Points | None
 ) -> Scores:
     """Return the scores of a client's models.
 
-    The model of a client that was never asked is still the start of its architecture. All such models have the same
-    accuracy on the common test set, which is computed once (`starts`).
+    The model of a client that was never asked is still the start of its architecture. All such models classify the same
+    records of the common test set right, which are found once (`starts`).
     """
     client = open_client(k)
     further = next_points(client) if next_points is not None else {}
     models = {**world.method.points(client), **further, DEPLOYED: world.method.personal(client)}
     local, validation = world.held_out(k, "nonmembers"), world.held_out(k, "validation")
     sets = {"global_test": world.test, "local_test": local, "validation": validation}
+    own = world.federation.labels(k).bincount(minlength=world.federation.dataset.classes)
     scored: dict[int, dict[str, float]] = {}  # by the module's id(): the deployed one is often a point, too
     for point, model in models.items():
         if id(model) not in scored:
@@ -195,12 +215,18 @@ def _client_scores(
             mine = scored[id(model)] = {}
             untouched = model is client.model and world.is_start(k, model)
             for name, (x, y) in sets.items():
+                if not len(y):
+                    continue
                 if untouched and name == "global_test" and world.archs[k] in starts:
-                    mine[name] = starts[world.archs[k]]
-                elif len(y):
-                    mine[name] = hits(frozen, x, y) / len(y)
-            if untouched and "global_test" in mine:
-                starts[world.archs[k]] = mine["global_test"]
+                    is_right = starts[world.archs[k]]
+                else:
+                    is_right = right(frozen, x, y)
+                mine[name] = int(is_right.sum()) / len(y)
+                if name == "global_test":
+                    if untouched:
+                        starts[world.archs[k]] = is_right
+                    if not world.setting.holdout and (like_own := matched(is_right, y, own)) is not None:
+                        mine["matched_test"] = like_own
     return {point: scored[id(model)] for point, model in models.items()}
 
 
@@ -225,7 +251,7 @@ def _holders(world: World, name: str) -> int | None:
     """Return how many of all clients have records of a set, if only some are looked at; None if all are."""
     if world.setting.clients <= EVERY_CLIENT:
         return None
-    if name == "global_test":
+    if name in ("global_test", "matched_test"):
         return world.setting.clients
     what = "nonmembers" if name == "local_test" else name
     return sum(len(getattr(shard, what)) > 0 for shard in world.federation.shards)

@@ -89,14 +89,14 @@ def test_an_interval_of_accuracies_stays_within_0_and_1():
 def on_the_test_set(monkeypatch):
     """A list that grows whenever a model is tried on the common test set (359 digits, more than anybody holds)."""
     calls: list[int] = []
-    real = utility.hits
+    real = utility.right
 
-    def hits(model, x, y, *rest):
+    def right(model, x, y, *rest):
         if len(y) == 359:
             calls.append(len(y))
         return real(model, x, y, *rest)
 
-    monkeypatch.setattr(utility, "hits", hits)
+    monkeypatch.setattr(utility, "right", right)
     return calls
 
 
@@ -153,6 +153,60 @@ def test_below_that_number_every_client_is_scored_by_its_own_model(tmp_path, ini
     assert len(set(found.global_test.each)) > 2, "a test that could not tell the clients apart"
     assert "sampled" not in (tmp_path / "a" / "record.json").read_text()
     assert not any("drawn" in note for note in record.notes)
+
+
+# --- the common test set with a client's own mix of classes ---------------------------------------------------------
+
+
+def test_a_test_set_is_weighted_by_a_clients_own_classes():
+    """Class 0: 1 of 2 right; class 1: 3 of 3; class 2: 0 of 1. With 6 and 2 records of classes 0 and 2 the accuracy is
+    (6 x 1/2 + 2 x 0) / 8 = 0.375; with class 1 alone it is 1. Class 3 has no test records and does not count."""
+    y = torch.tensor([0, 0, 1, 1, 1, 2])
+    is_right = torch.tensor([True, False, True, True, True, False])
+    assert utility.matched(is_right, y, torch.tensor([6, 0, 2, 0])) == 0.375
+    assert utility.matched(is_right, y, torch.tensor([0, 9, 0, 0])) == 1.0
+    assert utility.matched(is_right, y, torch.tensor([6, 0, 2, 40])) == 0.375
+    assert utility.matched(is_right, y, torch.tensor([0, 0, 0, 5])) is None
+
+
+ALL_TRAIN = {**FEW, "clients": 3, "participation": 1.0, "partition": "classes:3", "holdout": 0.0, "validation": 0.0}
+
+
+def test_without_held_out_records_clients_are_tried_by_their_own_mix(tmp_path):
+    """Ten classes, three clients with classes of their own. By hand, from the models of the run."""
+    record = run(Setting.make(**{**ALL_TRAIN, "method": "local"}), out=tmp_path / "a")
+    found, world = record.result.last.clients, World(record.setting)
+    x, y = world.test
+    for k, told in enumerate(found.matched_test.each):
+        model = world.build(world.archs[k])
+        model.load_state_dict(load_file(tmp_path / "a" / "models" / f"client-{k:06d}.safetensors"))
+        named = model.eval()(x).argmax(1) == y
+        by_hand = fmean(named[y == c].double().mean().item() for c in world.members(k)[1].tolist())
+        assert told == pytest.approx(by_hand)
+        assert told > found.global_test.each[k] + 0.3, "it knows its own classes"
+    assert found.matched_test.mean == pytest.approx(fmean(found.matched_test.each))
+    assert found.local_test is None
+    assert sum("client models, own classes' mix" in line for line in summary(record)) == 1
+
+
+def test_points_of_a_round_are_tried_by_the_own_mix_too(tmp_path):
+    record = run(Setting.make(**{**ALL_TRAIN, "method": "fedproto"}), out=tmp_path / "a")
+    last = record.result.last
+    assert last.clients.matched_test == last.points["prototypes"].matched_test != last.points["classifier"].matched_test
+    assert sum("own classes' mix" in line for line in summary(record)) == 3
+
+
+def test_with_held_out_records_nobody_is_tried_by_its_mix(tmp_path):
+    run(Setting.make(**{**FEW, "rounds": 1}), out=tmp_path / "a")
+    assert "matched_test" not in (tmp_path / "a" / "record.json").read_text()
+
+
+def test_a_mix_leaves_canaries_out():
+    """Their labels are drawn at random."""
+    world = World(Setting.make(**{**FEW, "canaries": 4, "holdout": 0.0}))
+    for k in range(2):
+        assert world.federation.labels(k).tolist() == world.federation.candidates(k)[1].tolist()
+        assert len(world.federation.labels(k)) < world.count(k)
 
 
 # --- some of many ---------------------------------------------------------------------------------------------------

@@ -40,6 +40,7 @@ def evaluated(utility: dict[str, Any]) -> dict[str, Any]:
     of_global, clients = utility.get("global") or {}, utility.get("clients") or {}
     points = {
         name: {test: spread(found.get(test)) for test in ("global_test", "local_test")}
+        | ({"matched_test": spread(found["matched_test"])} if found.get("matched_test") else {})
         for name, found in (utility.get("points") or {}).items()
     }
     kept = {
@@ -47,6 +48,7 @@ def evaluated(utility: dict[str, Any]) -> dict[str, Any]:
         "global_on_own": spread(of_global.get("local_test")),
         "clients": spread(clients.get("global_test")),
         "clients_on_own": spread(clients.get("local_test")),
+        "clients_on_own_mix": spread(clients.get("matched_test")),
         "points": points,
         "global_points": {name: sample(p["test"]) for name, p in (utility.get("global_points") or {}).items()},
     }
