@@ -61,7 +61,7 @@ from fedaudit import weighted_mean as mean_of
 from fedaudit.methods.datafree._datafree import frozen
 from fedaudit.methods.datafree._generator import Generator, Sampler, diversity, dynamic_weights, label_distribution
 from fedaudit.methods.shared._libraries import PFLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.wire.message import model_size
@@ -142,7 +142,7 @@ def local_loss_on_images(f: Any, x: Tensor, y: Tensor, z: Tensor, y_hat: Tensor,
 
 
 @register("fedgen", tables="FedAF FedZGE")
-class FedGen(WithOptimiser):
+class FedGen(WithViews):
     """Train clients with a generator of embeddings. A client sends its weights and its label counts."""
 
     single_replies: ClassVar[str] = "the generator learns from each client's model, weighted by its own label counts"
@@ -225,7 +225,8 @@ class FedGen(WithOptimiser):
             z = G(epsilon, y_hat)  # line 7
         loss = local_loss_on_images if self.space == "image" else local_loss
         given = {"z": z, "y_hat": y_hat, "alpha": self.alpha if client.t >= self.first else 0.0}
-        client.fit(loss, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # line 9, Eq. 5
+        opt = self.optimiser(self.eta)
+        client.fit(loss, epochs=self.E, batch=self.B, opt=opt, given=given, augment=self.augment)  # line 9, Eq. 5
         c = torch.bincount(client.y.cpu(), minlength=client.classes).float()  # line 8
         return Update(state_of(client.model, self.part()), c)  # line 11
 

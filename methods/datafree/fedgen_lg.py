@@ -10,7 +10,7 @@ These points are left open, and we chose:
   label counts are the numbers of records. (`weights = "equal"`: all weigh the same.)
 - HtFLlib (preset `htfllib`): noise of 32 numbers, uniform; 100 steps of the generator at 0.1; logits averaged by
   records. Its server trains the generator and does not save it: clients learn from the first, untrained one in all
-  rounds. Here they get the trained one.
+  rounds. Here they get the trained one. DFFKE's code has the same slip, and batches of 100 (preset `dffke_authors`).
 - All embeddings have one width. There is no global model: a client deploys its own, after local training. HtFLlib
   scores it with the new classifier, before the next training: the point "new head" of every evaluated round.
 - Images instead of latents (`space = "image"`) need a whole model on the server; there is none.
@@ -27,8 +27,12 @@ from torch import nn
 from fedaudit import Client, Part, Server, register, state_of
 from fedaudit.methods.datafree.fedgen import FedGen, Learned
 from fedaudit.methods.prototypes.fedproto import DFFKE
-from fedaudit.methods.shared._libraries import HTFLLIB
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
 from fedaudit.methods.shared._prototypes import common_width, head, with_head
+
+IN_HTFLLIB = {
+    "I_g": 100, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform", "teacher": "samples", "weights": "samples",
+}  # fmt: skip
 
 
 @register("fedgen_lg", tables="DFFKE")
@@ -40,11 +44,9 @@ class FedGenLG(FedGen):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": DFFKE,
-        "htfllib": {
-            **HTFLLIB, "B_hat": 10, "I_g": 100, "B_g": 10, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform",
-            "teacher": "samples", "weights": "samples",
-        },
-    }  # fmt: skip
+        "dffke_authors": {**DFFKE_AUTHORS, **IN_HTFLLIB, "B_hat": 100, "B_g": 100},
+        "htfllib": {**HTFLLIB, **IN_HTFLLIB, "B_hat": 10, "B_g": 10},
+    }
 
     def part(self) -> Part:
         return head

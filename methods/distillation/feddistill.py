@@ -34,8 +34,8 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, in_chunks, private, register, relay
 from fedaudit.methods.prototypes.fedproto import DFFKE
-from fedaudit.methods.shared._libraries import HTFLLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
+from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.methods.shared._prototypes import ByClass, bill, mean_by_class, table
 
 
@@ -59,7 +59,7 @@ def distilled(f: Any, x: Tensor, y: Tensor, G: Tensor, held: Tensor, gamma: floa
 
 
 @register("feddistill", tables="DFFKE")
-class FedDistill(WithOptimiser):
+class FedDistill(WithViews):
     """Learn from the mean logits of each class. A client sends one vector of logits for each class."""
 
     single_replies: ClassVar[str] = "what a client hears leaves out its own logits, so they are kept one by one"
@@ -73,6 +73,7 @@ class FedDistill(WithOptimiser):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": {**DFFKE, "distance": "ce", "others": False},
+        "dffke_authors": {**DFFKE_AUTHORS, "gamma": 1.0, "distance": "ce", "others": False},
         "htfllib": {**HTFLLIB, "gamma": 1.0, "distance": "ce", "others": False},
     }
 
@@ -91,7 +92,8 @@ class FedDistill(WithOptimiser):
     def local_update(self, client: Client, msg: GlobalLogits) -> LocalLogits:  # on client k
         G, held = table(msg.G, client.classes, torch.zeros(client.classes, device=client.device))
         given = {"G": G, "held": held, "gamma": self.gamma, "distance": self.distance}
-        client.fit(distilled, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)
+        opt = self.optimiser(self.eta)
+        client.fit(distilled, epochs=self.E, batch=self.B, opt=opt, given=given, augment=self.augment)
         return LocalLogits(client.class_means(in_chunks(client.model.eval(), client.x), "logits"))
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:

@@ -60,6 +60,7 @@ from fedaudit import (
     relay,
     state_of,
 )  # fmt: skip
+from fedaudit.methods.shared._local_training import views
 
 Direction = Literal["student-first", "teacher-first"]
 Statistics = Literal["synthetic", "own"]
@@ -165,8 +166,7 @@ class FKE(Method):
     @property
     def augment(self) -> Augment | None:
         """Return the augmentation of local training; None without."""
-        used = self.crop or self.jitter or self.flip
-        return Augment(crop=self.crop, flip=self.flip, jitter=self.jitter, fill="mean") if used else None
+        return views(self.crop, self.flip, self.jitter)
 
     def exchange(self, client: Client, msg: Any) -> Exchanged:
         self.mark_trained(client)

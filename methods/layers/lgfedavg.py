@@ -41,8 +41,8 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE
-from fedaudit.methods.shared._libraries import HTFLLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
+from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.methods.shared._prototypes import common_width, head, with_head
 
 
@@ -60,14 +60,18 @@ class Averaged(Record):
 
 
 @register("lgfedavg", tables="DFFKE")
-class LGFedAvg(WithOptimiser):
+class LGFedAvg(WithViews):
     """Share the last layers and keep the first. A client sends its head and its number of records."""
 
     E: int = 1  # local epochs
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
 
-    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"dffke": DFFKE, "htfllib": HTFLLIB}
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke": DFFKE,
+        "dffke_authors": DFFKE_AUTHORS,
+        "htfllib": HTFLLIB,
+    }
 
     def init(self, server: Server) -> Averaged:
         common_width(server, self.registered_name)
@@ -78,7 +82,7 @@ class LGFedAvg(WithOptimiser):
 
     def client_update(self, client: Client, msg: GlobalPart) -> Trained:  # on client k
         load(client.model, msg.theta_g, head)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), augment=self.augment)
         return Trained(state_of(client.model, head), len(client))
 
     def next_points(self, s: Averaged, client: Client) -> dict[str, nn.Module]:

@@ -49,8 +49,8 @@ from fedaudit import (
     state_of,
 )
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE
-from fedaudit.methods.shared._libraries import HTFLLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
+from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.methods.shared._prototypes import (
     ONE_HOLDER,
     ByClass,
@@ -93,7 +93,7 @@ class HeaderNet(nn.Module):
 
 
 @register("fedgh", tables="DFFKE FedFree")
-class FedGH(WithOptimiser):
+class FedGH(WithViews):
     """Train a shared head on class means. A client sends one mean embedding for each class."""
 
     alone_in_sums: ClassVar[str] = ONE_HOLDER
@@ -108,6 +108,7 @@ class FedGH(WithOptimiser):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": DFFKE,
+        "dffke_authors": {**DFFKE_AUTHORS, "S": 1, "B_s": 100, "eta_s": 0.01},
         "fedfree": FEDFREE,
         "htfllib": {**HTFLLIB, "S": 1, "B_s": 10, "eta_s": 0.01},
     }
@@ -143,7 +144,7 @@ class FedGH(WithOptimiser):
 
     def local_update(self, client: Client, msg: Header) -> Representations:  # on client k
         load(client.model, msg.theta, head)
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), augment=self.augment)
         return Representations(client.class_means(in_chunks(client.model.eval().encode, client.x), "prototypes"))
 
     def next_points(self, s: Generalised, client: Client) -> dict[str, nn.Module]:

@@ -24,8 +24,8 @@ The paper leaves these points open or contradicts itself, and we chose:
   hold a class, and is refused under secure aggregation.
 - As a rival: lambda = 10 in FedFree (Table A2; its "prototype LR" 0.1 has nothing to set here), which says nothing on
   the distance. DFFKE gives no lambda; HtFLlib, which it ran, has 10, the mean square, equal weights and prediction by
-  prototypes (preset `htfllib`). It collects prototypes while the model trains, from all epochs' batches; here they are
-  of the model after training.
+  prototypes (preset `htfllib`; `dffke_authors` with the local training of DFFKE's code). It collects prototypes while
+  the model trains, from all epochs' batches; here they are of the model after training.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ from fedaudit import (
     relay,
 )
 from fedaudit.aggregation.mean import mean_of
-from fedaudit.methods.shared._libraries import HTFLLIB
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
+from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.methods.shared._prototypes import (
     ONE_HOLDER,
     ByClass,
@@ -72,6 +72,7 @@ from fedaudit.methods.shared._prototypes import (
 Distance = Literal["mse", "squared", "norm"]
 DFFKE = {"opt": "adam", "eta": 0.001, "B": 100}  # Section 4.1, for all methods
 FEDFREE = {"E": 5, "B": 10, "eta": 0.01}  # Section 4.1
+IN_HTFLLIB = {"lam": 10.0, "distance": "mse", "weights": "equal", "predict": "prototypes"}
 
 
 class Global(Down):
@@ -105,7 +106,7 @@ def regularised(f: Any, x: Tensor, y: Tensor, C: Tensor, held: Tensor, lam: floa
 
 
 @register("fedproto", tables="DFFKE FedFree")
-class FedProto(WithOptimiser):
+class FedProto(WithViews):
     """Pull embeddings towards common class means. A client sends one mean embedding for each class."""
 
     alone_in_sums: ClassVar[str] = ONE_HOLDER
@@ -120,8 +121,9 @@ class FedProto(WithOptimiser):
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": DFFKE,
+        "dffke_authors": {**DFFKE_AUTHORS, **IN_HTFLLIB},
         "fedfree": {**FEDFREE, "lam": 10.0},
-        "htfllib": {**HTFLLIB, "lam": 10.0, "distance": "mse", "weights": "equal", "predict": "prototypes"},
+        "htfllib": {**HTFLLIB, **IN_HTFLLIB},
     }
 
     def init(self, server: Server) -> Record:
@@ -155,7 +157,8 @@ class FedProto(WithOptimiser):
         client.memory["C"] = msg.C
         C, held = table(msg.C, client.classes, self.embedding(client))
         given = {"C": C, "held": held, "lam": self.lam, "distance": self.distance}
-        client.fit(regularised, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), given=given)  # Eq. 7
+        opt = self.optimiser(self.eta)
+        client.fit(regularised, epochs=self.E, batch=self.B, opt=opt, given=given, augment=self.augment)  # Eq. 7
         C_i = client.class_means(in_chunks(client.model.eval().encode, client.x), "prototypes")  # Eq. 3
         if self.weights == "equal":
             return Prototypes(C_i)

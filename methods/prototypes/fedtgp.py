@@ -20,7 +20,7 @@ phi is the Euclidean distance. We do not have the paper; the equations follow it
 - P^^c goes to the clients for classes of which a prototype has ever arrived.
 - HtFLlib (preset `htfllib`): lambda = 10, 100 epochs, margin "nearest", a hidden layer as wide as the embedding (512
   there), prototypes of the model *before* its training: it saves the model after it has collected them. Here they are
-  of the trained one.
+  of the trained one. DFFKE's code has the same slip, and 100 prototypes in a batch (preset `dffke_authors`).
 - As a rival in FedFree: eta_s = 0.01 and "contrastive temperature" 100 (Table A2), which we read as tau.
 """
 
@@ -35,8 +35,10 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit import Cohort, Record, Server, State, load, register, sgd, state_of
 from fedaudit.methods.prototypes.fedproto import DFFKE, FEDFREE, FedProto, Global
-from fedaudit.methods.shared._libraries import HTFLLIB
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS, HTFLLIB
 from fedaudit.methods.shared._prototypes import ByClass, common_width, mean_by_class
+
+IN_HTFLLIB = {"lam": 10.0, "S": 100, "eta_s": 0.01, "tau": 100.0, "margin": "nearest", "hidden": 512}
 
 
 class Trained(Record):
@@ -92,12 +94,10 @@ class FedTGP(FedProto):
     quick: ClassVar[Mapping[str, Any]] = {"S": 2, "hidden": 16}
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "dffke": DFFKE,
+        "dffke_authors": {**DFFKE_AUTHORS, **IN_HTFLLIB, "B_s": 100},
         "fedfree": FEDFREE,
-        "htfllib": {
-            **HTFLLIB, "lam": 10.0, "S": 100, "B_s": 10, "eta_s": 0.01, "tau": 100.0, "margin": "nearest",
-            "hidden": 512,
-        },
-    }  # fmt: skip
+        "htfllib": {**HTFLLIB, **IN_HTFLLIB, "B_s": 10},
+    }
 
     def net(self, server: Server, width: int) -> GlobalPrototypes:
         hidden = self.hidden if self.start == "network" else None

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fedaudit import Client, Cohort, Down, Plan, Record, Server, Size, Up, ce, register
-from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.methods.shared._libraries import DFFKE_AUTHORS
+from fedaudit.methods.shared._local_training import WithViews
 
 
 class Go(Down):
@@ -25,7 +26,7 @@ class Nothing(Record):
 
 
 @register("local")
-class Local(WithOptimiser):
+class Local(WithViews):
     """Train each client alone. Nothing leaves a client."""
 
     E: int = 1  # epochs a round
@@ -33,6 +34,7 @@ class Local(WithOptimiser):
     eta: float = 0.01  # learning rate
 
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "dffke_authors": DFFKE_AUTHORS,  # as a row beside that paper's rivals
         "fedaf": {"E": 10, "B": 64, "eta": 0.01, "momentum": 0.9},  # as the rival in that paper
     }
 
@@ -44,7 +46,7 @@ class Local(WithOptimiser):
         return s
 
     def train(self, client: Client, msg: Go) -> Trained:
-        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta))
+        client.fit(ce, epochs=self.E, batch=self.B, opt=self.optimiser(self.eta), augment=self.augment)
         return Trained()
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:

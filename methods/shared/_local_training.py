@@ -2,7 +2,7 @@
 
 A method that inherits from `WithLocalTraining` has the hyper-parameters `steps`, `crop` and `flip` beside its epochs E,
 and trains with `client.fit(loss, **self.local_training, ...)`. By default it trains for E epochs on the images as they
-are.
+are. One that inherits from `WithViews` has `crop`, `flip` and `jitter`, and trains with `augment=self.augment`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,22 @@ from fedaudit.methods.shared._optimiser import WithOptimiser
 BLACK = -1.0  # in a record's units: what torchvision's RandomCrop has around an image
 
 
+def views(crop: int, flip: bool, jitter: float = 0.0) -> Augment | None:
+    """Return the augmentation that makes other views of a client's images, over black; None if nothing is to change."""
+    return Augment(crop=crop, flip=flip, jitter=jitter, fill=BLACK) if crop or flip or jitter else None
+
+
+class WithViews(WithOptimiser):
+    crop: int = Field(default=0, ge=0)  # in local training images are moved by so many pixels at most, over black
+    flip: bool = False  # and mirrored every other time
+    jitter: float = Field(default=0.0, ge=0, le=1)  # brightness, contrast, saturation change by such a share at most
+
+    @property
+    def augment(self) -> Augment | None:
+        """Return the augmentation of local training; None without."""
+        return views(self.crop, self.flip, self.jitter)
+
+
 class WithLocalTraining(WithOptimiser):
     E: int = 1  # local epochs
     B: int = 64  # local batch size
@@ -28,5 +44,5 @@ class WithLocalTraining(WithOptimiser):
     @property
     def local_training(self) -> dict[str, Any]:
         """Return how a client trains in a round, as `fit` takes it: for so many steps or epochs, on which images."""
-        augment = Augment(crop=self.crop, flip=self.flip, fill=BLACK) if self.crop or self.flip else None
-        return {**({"steps": self.steps} if self.steps else {"epochs": self.E}), "augment": augment}
+        length = {"steps": self.steps} if self.steps else {"epochs": self.E}
+        return {**length, "augment": views(self.crop, self.flip)}
