@@ -228,7 +228,7 @@ ON_HOSTS: dict[str, dict[str, Any]] = {
     "fashion-mnist": {"I": 5},
 }
 # What the public code of DFRD's authors settles for a distillation, and which they also give its rivals: rates,
-# optimisers that begin anew in each turn, the generator and its L_div, networks without running statistics, and a
+# optimisers that begin anew in each turn, the generator, networks without running statistics, and a
 # temperature of 10 with a generator that gets no gradient through f. 10 turns of 2 and 5 steps and d = 64 are its
 # README's for DFRD; they serve all three, since the paper gives them one setting. Its parser has d = 100 for all, 5 and
 # 1 steps for FedFTG, 1 and 5 for DENSE.

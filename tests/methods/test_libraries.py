@@ -1,10 +1,10 @@
-"""The presets `htfllib` and `pflib`: the settings that these libraries run, and forms that learn at all."""
+"""The presets `htfllib`, `pflib` and `dffke_authors`: what public code runs, and forms that learn at all."""
 
 from __future__ import annotations
 
 import pytest
 
-from fedaudit import FedauditError, registry, run
+from fedaudit import Augment, Client, FedauditError, registry, run
 
 HTFLLIB = ["lgfedavg", "fedgh", "fedproto", "fedtgp", "fml", "fedkd", "feddistill", "fedgen_lg", "fedktl"]
 PFLIB = ["fedavg", "fedprox", "moon", "feddyn", "fedntd", "scaffold", "perfedavg", "fedgen"]
@@ -24,6 +24,51 @@ def test_who_has_them(preset, names, rate):
         assert rate in rates, name
     own = [n for n in registry.names("methods") if preset in vars(registry.find(n)).get("presets", {})]
     assert sorted(own) == sorted(names)
+
+
+# What configs/experiment_CIFAR10_Dir0.1_HtFE1 and flcore/ of DFFKE's public code have beside local training.
+RIVALS = {
+    "local": {},
+    "lgfedavg": {},
+    "fedproto": {"lam": 10.0, "distance": "mse", "weights": "equal", "predict": "prototypes"},
+    "fedtgp": {"lam": 10.0, "S": 100, "B_s": 100, "eta_s": 0.01, "tau": 100.0, "margin": "nearest", "hidden": 512},
+    "fedgh": {"S": 1, "B_s": 100, "eta_s": 0.01, "rows": "clients"},
+    "feddistill": {"gamma": 1.0, "distance": "ce", "others": False},
+    "fedgen_lg": {"B_hat": 100, "I_g": 100, "B_g": 100, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform",
+                  "teacher": "samples", "weights": "samples"},
+}  # fmt: skip
+TRAINED = {"opt": "adam", "eta": 0.001, "E": 1, "B": 100, "weight_decay": 1e-5, "crop": 4, "flip": True, "jitter": 0.4}
+
+
+def test_who_runs_as_in_dffkes_code():
+    for name, values in RIVALS.items():
+        method = made(name, "dffke_authors").model_dump()
+        assert {key: method[key] for key in TRAINED | values} == TRAINED | values, name
+    own = [n for n in registry.names("methods") if "dffke_authors" in vars(registry.find(n)).get("presets", {})]
+    assert sorted(own) == sorted(RIVALS)
+
+
+@pytest.mark.parametrize("name", RIVALS)
+def test_dffkes_rivals_train_on_other_views_of_their_images(name, tiny, tmp_path, monkeypatch):
+    """Each setting reaches `fit` by itself; pixels from outside are black, and by default nothing is augmented."""
+    asked, plain = [], Client.fit
+
+    def noted(self, *given, **options):
+        asked.append(options["augment"])
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(Client, "fit", noted)
+    cases = [
+        ({}, None),
+        ({"crop": 2}, Augment(crop=2, fill=-1.0)),
+        ({"flip": True}, Augment(flip=True, fill=-1.0)),
+        ({"jitter": 0.3}, Augment(jitter=0.3, fill=-1.0)),
+    ]
+    for i, (more, wanted) in enumerate(cases):
+        asked.clear()
+        setting = {**getattr(registry.find(name), "quick", {}), "B": 64, **more}
+        run(tiny(name, engine="serial", model="cnn@0.25", rounds=1, set=setting), out=tmp_path / str(i))
+        assert set(asked) == {wanted}
 
 
 def test_dffke_ran_the_cross_entropy():

@@ -18,6 +18,7 @@ from fedaudit import registry
 LOCAL = "momentum=0.0[0,1) weight_decay=0.0[0, E=1 B=64 eta=0.01"
 # Generators and the students that learn from them, alike in all three: ours, where DFRD's Section 4.1 says nothing.
 AVERAGED = f"{LOCAL} steps=0[0, crop=0[0, flip=False"  # FedAvg and what inherits from it: our steps, crops and mirrors
+VIEWED = f"{LOCAL} crop=0[0, flip=False jitter=0.0[0,1]"  # DFFKE's rivals: our crops, mirrors and colours
 STUDENT = "I=10 I_g=5 I_d=5 B=64 eta_g=0.001 momentum=0.9 decay=0.0[0, d=100 width=128 feedback=True guard=False"
 # FedAF, Section 5.1, for FedDM and FedAF alike: steps 1000, B 256, IPC 50, E 500, B_w 256, eta_w 0.001, eta_S 1.0.
 CONDENSED = (
@@ -46,25 +47,25 @@ STATED = {
     "fedavgm": f"{AVERAGED} beta=0.9[0,1) eta_s=1.0 nesterov=False",  # stated: one of the paper's values; no rate
     "fedbn": AVERAGED,
     "feddf": "N=1000[0, B=128[2, eta=0.001(0, tau=1.0(0,",  # stated: Adam from 0.001
-    "feddistill": f"{LOCAL} gamma=1.0 others=True",  # HtFLlib's gamma
+    "feddistill": f"{VIEWED} gamma=1.0 others=True",  # HtFLlib's gamma
     "feddm": f"{CONDENSED} clip=2.0 rho=5.0 logits=True",  # stated: FedAF, Section 5.1
     "feddropout": f"{AVERAGED} sigma=4 weighted=True",
     "feddyn": f"{LOCAL} alpha=0.01",  # stated: FedAF, Appendix A
     # Stated: E 5, B 10, eta 0.01, k 2, alpha 0.01, Section 4.1; 256 bins, Table A2.
     "fedfree": "E=5 B=10 eta=0.01 k=2[1, alpha=0.01 steps=1 samples=256 bins=256[1, q=2.0",
     "fedftg": f"{STUDENT} eta_d=0.01 lambda_cls=1.0 lambda_dis=1.0 T=1.0(0,",
-    "fedgen": f"{LOCAL} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
-    "fedgen_lg": f"{LOCAL} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
-    "fedgh": f"{LOCAL} S=1 B_s=1 eta_s=0.01",  # stated: Algorithm 1 goes once through, one at a time; FedFree, A2
+    "fedgen": f"{VIEWED} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
+    "fedgen_lg": f"{VIEWED} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
+    "fedgh": f"{VIEWED} S=1 B_s=1 eta_s=0.01",  # stated: Algorithm 1 goes once through, one at a time; FedFree, A2
     "fedkd": f"{LOCAL} T_start=0.95 T_end=0.98",  # stated: FedFree, Table A2
     "fedktl": f"{LOCAL} mu=1.0 s=64.0 m=0.5 S=100 eta_s=0.01 lam=1.0 H=64 S_G=300 width=32",  # s and m: its library
     "fedmd": "E_0=20[0, E_k=20[0, B_0=5000[1, E_digest=1[0, E=4[0, B=64[1, eta=0.001(0,",
     "fednova": "momentum=0.0[0,1) weight_decay=0.0[0, E=1[1, B=64 eta=0.01(0, mu=0.0[0,",
     "fedntd": f"{AVERAGED} beta=1.0[0, tau=1.0(0,",  # stated: the paper's tau
-    "fedproto": f"{LOCAL} lam=1.0",
+    "fedproto": f"{VIEWED} lam=1.0",
     "fedprox": f"{AVERAGED} mu=0.01",  # stated: FedFree, Table A2
     "fedrolex": f"{AVERAGED} sigma=4 weighted=True",
-    "fedtgp": f"{LOCAL} lam=1.0 S=100 B_s=10 eta_s=0.01 tau=100.0 hidden=512",  # stated: FedFree, Table A2; HtFLlib
+    "fedtgp": f"{VIEWED} lam=1.0 S=100 B_s=10 eta_s=0.01 tau=100.0 hidden=512",  # stated: FedFree, Table A2; HtFLlib
     # Stated: Appendix C has eta_G, d_z, tau, the betas, q and epsilon. E_G is Algorithm 1's one step a round.
     "fedzge": "E_k=10[0, B_k=256 E_prime=10[0, E=10[0, E_G=1[1, B=500[2, q=10[1, eta_k=0.01 eta=0.01 eta_G=0.001 "
     "d_z=100 tau=5.0 beta_1=1.0 beta_2=1.0 beta_3=1.0 epsilon=0.001(0,",
@@ -73,8 +74,8 @@ STATED = {
     "fke": EXCHANGED,
     "fml": f"{LOCAL} alpha=0.5 beta=0.5",
     "heterofl": f"{AVERAGED} sigma=4 weighted=True scaled=True masked=True sbn=True",
-    "lgfedavg": LOCAL,
-    "local": LOCAL,
+    "lgfedavg": VIEWED,
+    "local": VIEWED,
     "mhat": f"{REMOTE} tau=5.0 lam=1.0",  # stated: FedZGE, Appendix C
     "moon": f"{AVERAGED} mu=1.0 tau=0.5",  # stated: FedAF, Appendix A; the paper's tau
     "perfedavg": "tau=10 B=40 alpha=0.01 beta=0.001 delta=0.001 adapt=1",

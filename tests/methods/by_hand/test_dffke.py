@@ -66,7 +66,7 @@ def steps(losses, parameters, decay=0.0):
 
 def augmented(x, u):
     """Brightness, contrast and saturation times a factor in [0.6, 1.4], put back into [0, 1] after each; then a step of
-    at most one pixel down and right, and a mirror image every other time. Pixels from outside: the channel's mean."""
+    at most one pixel down and right, and a mirror image every other time. Pixels from outside are black."""
     out = []
     for image, (down, right, mirror, *colours) in zip(x, u.tolist(), strict=True):
         bright, contrast, saturation = (0.6 + 0.8 * number for number in colours)
@@ -75,7 +75,7 @@ def augmented(x, u):
         grey = light.mean(0, keepdim=True)
         seen = (grey + (light - grey) * saturation).clamp(0, 1) * 2 - 1
         h, w = seen.shape[1:]
-        made = seen.mean((1, 2))[:, None, None].repeat(1, h, w)
+        made = torch.full_like(seen, -1.0)
         at = [r + int(down * 3) - 1 for r in range(h)]
         of = [(w - 1 - c if mirror < 0.5 else c) + int(right * 3) - 1 for c in range(w)]
         inside = [r for r in range(h) if 0 <= at[r] < h], [c for c in range(w) if 0 <= of[c] < w]
