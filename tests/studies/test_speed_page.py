@@ -103,6 +103,13 @@ def test_what_it_says_of_whole_rounds_of_dffke_holds() -> None:
     )
     steps = 3 * 10_000 / 100, 3 * 50_000 / 100  # three epochs in batches of 100, a round
     assert f"took {slow / steps[0] * 1000:.0f} ms and takes {spent['server optimise'] / steps[1] * 1000:.1f}" in text
+    step = json.loads((KEPT / "resnets" / "resnet18_cifar_100_bf16.json").read_text())
+    steps_of_exchange = 2 * 2 * 45_000 // 100  # T_FKE epochs over nine peers' images, and as many of the buffer
+    taken, least = (steps_of_exchange * step[way] / 1000 for way in ("streams, channels last", "floor"))
+    assert f"an exchange has {steps_of_exchange:,} steps of ten models in batches of 100" in text
+    assert f"At the {step['streams, channels last']:.1f} ms of such a step" in text
+    assert f"they take {taken:.1f} s" in text
+    assert f"at the floor they would take {least:.1f}" in text
 
 
 def test_what_it_says_of_whole_runs_of_fedzge_holds() -> None:

@@ -4,7 +4,9 @@ python benchmarks/studies/dffke/dffke_kept.py benchmarks/studies/dffke/records/d
 
 Accuracy in %, of the mean over clients: mean ± sample standard deviation over seeds, on the common test set and on own
 held-out records; after the exchange and, where a round has two points, before it. C_E and C_Y: cosine of what was
-protected with what it was before, over clients and rounds, where something was.
+protected with what it was before, over clients and rounds, where something was. Members: the AUC of `embedding_match`.
+Images: the squared error of `decoder` over that of the best of its guesses, which have seen no message. In brackets: in
+how many runs the attack's own verdict is a success.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HEAD = "| run | seeds | common | own | trained: common | own |"
-NOISE = "| noise | seeds | C_E | C_Y | common | own |"
+NOISE = "| noise | seeds | C_E | C_Y | common | own | members, AUC | images, error | epsilon of E_k | of the logits |"
 
 
 def mean_std(values: list[float]) -> str:
@@ -60,10 +62,30 @@ def grouped(folder: Path) -> dict[str, list[dict[str, Any]]]:
     return groups
 
 
+def found_by(records: list[dict[str, Any]]) -> list[str]:
+    """The cells of two attacks: mean ± deviation over seeds, and how often the attack says that it succeeded."""
+    of = [record["attacks"] for record in records]
+    auc = [found["embedding_match"]["auc"][0] for found in of]
+    error = [found["decoder"]["mse"][0] / min(g[0] for g in found["decoder"]["baselines"].values()) for found in of]
+    verdicts = [("embedding_match", "leak"), ("decoder", "beats_baselines")]
+    counts = [sum(found[attack][verdict] for found in of) for attack, verdict in verdicts]
+    return [
+        f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f} ({count} of {len(of)})"
+        for values, count in zip((auc, error), counts, strict=True)
+    ]
+
+
+def epsilon(records: list[dict[str, Any]], kind: str) -> str:
+    """The ledger's epsilon of a kind of message after the last round, the largest over clients and seeds."""
+    values = [float(record.get("epsilon_by_kind", {}).get(kind, "inf")) for record in records]
+    return f"{max(values):.1f}" if max(values) < float("inf") else "infinite"
+
+
 def table(folder: Path) -> list[str]:
     groups = grouped(folder)
     noisy = any(record["setting"]["privacy"] for records in groups.values() for record in records)
-    lines = [NOISE if noisy else HEAD, "|---|---|---|---|---|---|"]
+    lines = [NOISE if noisy else HEAD]
+    lines.append("|" + "---|" * (lines[0].count("|") - 1))
     for name, records in groups.items():
         columns = [("exchanged", test) for test in ("global_test", "local_test")]
         columns += [] if noisy else [("trained", test) for test in ("global_test", "local_test")]
@@ -75,7 +97,9 @@ def table(folder: Path) -> list[str]:
             kept = [record.get("cosines", {}) for record in records]
             alike = [[c[kind] for c in kept if kind in c] for kind in ("embeddings", "logits")]
             cells = [f"{statistics.fmean(values):.3f}" if values else "1" for values in alike] + cells
-        shown = "none" if noisy and not records[0]["setting"]["privacy"] else name
+            cells += [*found_by(records), *(epsilon(records, kind) for kind in ("embeddings", "logits"))]
+        bare = noisy and not records[0]["setting"]["privacy"] and records[0]["hyper_parameters"]["T_FKE"]
+        shown = "none" if bare else name
         models = [100 * r["rounds"][-1]["global"]["accuracy"] for r in records if "global" in r["rounds"][-1]]
         shown += f" (global model: {mean_std(models)})" if models else ""
         lines.append(f"| {shown} | {len(records)} | {' | '.join(cells)} |")

@@ -7,7 +7,8 @@ the first word of the folder's name (fedaf of fedaf_gate), or to RECORDS/FOLDER.
 
 Of each run's record.json a file is written: the setting, every
 hyper-parameter with the value that it had (so that a default that changes later does not change what was run), the
-result of each evaluated round, versions, device, time and commit. Runs that did not end are kept, with their status.
+result of each evaluated round, what attacks found, the ledger's epsilon by kind of message, versions, device, time and
+commit. Runs that did not end are kept, with their status.
 Run it on the commit that made the runs, or on one with the same defaults.
 """
 
@@ -21,6 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from fedaudit import RunRecord, read_record, registry
+from fedaudit.runtime.attack_result import MembershipResult, ReconstructionResult
+from fedaudit.stats import Estimate
+from fedaudit.stored_model import plain
 
 STUDIES = Path(__file__).resolve().parents[1]
 OURS = ("data_dir", "workers", "gpu_fraction", "ray_address")  # of the machine, not of the experiment
@@ -63,6 +67,31 @@ def cosines(record: RunRecord) -> dict[str, float]:
     return {kind: round(statistics.fmean(values), 6) for kind, values in sorted(found.items())}
 
 
+def attacked(record: RunRecord) -> dict[str, Any]:
+    """What each attack found: the AUC of members, or the squared error of images, with intervals, and its verdict."""
+    found: dict[str, Any] = {}
+    for result in record.attacks:
+        if isinstance(result, MembershipResult) and result.leak is not None:
+            found[result.attack] = {"auc": three(result.pooled.auc), "leak": result.leak}
+        if isinstance(result, ReconstructionResult):
+            guesses = {name: three(scores.mse) for name, scores in result.baselines.items()}
+            mse, beats = three(result.pooled.mse), result.beats_baselines
+            found[result.attack] = {"mse": mse, "baselines": guesses, "beats_baselines": beats}
+    return found
+
+
+def three(found: Estimate) -> list[float | None]:
+    """An estimate with its interval."""
+    values = (found.value, found.low, found.high)
+    return [None if value is None else round(value, 6) for value in values]
+
+
+def by_kind(record: RunRecord) -> dict[str, Any]:
+    """The ledger's epsilon of each kind of message, the largest of all clients."""
+    kinds = sorted({kind for client in record.ledger for kind in client.by_kind}) if record.setting.privacy else []
+    return {kind: plain(max(client.by_kind[kind] for client in record.ledger)) for kind in kinds}
+
+
 def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
     setting = record.setting.model_dump(mode="json")
     method = registry.find(record.setting.method).make(record.setting.set, record.setting.preset)  # type: ignore[attr-defined]
@@ -82,6 +111,8 @@ def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
         "rounds_done": len(record.rounds),
         "rounds": rounds,
         **({"cosines": found} if (found := cosines(record)) else {}),
+        **({"attacks": shown} if (shown := attacked(record)) else {}),
+        **({"epsilon_by_kind": epsilons} if (epsilons := by_kind(record)) else {}),
         "up_bytes": sum(r.up_payload for r in record.rounds),
         "down_bytes": sum(r.down_payload for r in record.rounds),
         "minutes": round(sum(r.wall_s for r in record.rounds) / 60, 2),
