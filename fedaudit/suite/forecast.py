@@ -188,15 +188,31 @@ class Forecast:
 
 
 def by_row(forecasts: list[Forecast]) -> list[tuple[str, str, str, str, str]]:
-    """Return a line per row of the grid, over its seeds: its varied settings, cells, state, bytes, time."""
-    settings = [f.cell.setting.model_dump(exclude={"seed"}) for f in forecasts]
-    varied = [key for key in settings[0] if key == "method" or any(s[key] != settings[0][key] for s in settings)]
+    """Return a line per row of the grid, over its seeds: its name, cells, state, bytes, time."""
+    names = row_names([f.cell.setting.model_dump(exclude={"seed"}) for f in forecasts])
     groups: dict[str, list[Forecast]] = defaultdict(list)
-    for setting, one in zip(settings, forecasts, strict=True):
-        parts = [(key, _short(v) if isinstance(v := setting[key], dict) else v) for key in varied]
-        label = " ".join(str(v) if key in ("method", "privacy") else f"{key}={v}" for key, v in parts if v != "")
-        groups[label].append(one)
-    return [(label, str(len(of)), *_together(of)) for label, of in groups.items()]
+    for name, one in zip(names, forecasts, strict=True):
+        groups[name].append(one)
+    return [(name, str(len(of)), *_together(of)) for name, of in groups.items()]
+
+
+def row_names(settings: list[dict[str, Any]]) -> list[str]:
+    """Return a name for each row: its method, its label, and the settings that differ from another row's.
+
+    Of `set`, the values come that differ from another row's with the same method.
+    """
+    varied = [key for key in settings[0] if key == "method" or any(s[key] != settings[0][key] for s in settings)]
+    known: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for setting in settings:
+        known[setting["method"]].append(setting["set"])
+    names = []
+    for setting in settings:
+        others = known[setting["method"]]
+        told = {**setting, "set": {k: v for k, v in setting["set"].items() if any(o.get(k) != v for o in others)}}
+        parts = [(key, _short(v) if isinstance(v := told[key], dict) else v) for key in varied]
+        plain = ("method", "label", "set", "privacy")
+        names.append(" ".join(str(v) if key in plain else f"{key}={v}" for key, v in parts if v not in ("", None)))
+    return names
 
 
 def _together(of: list[Forecast]) -> tuple[str, str, str]:

@@ -453,6 +453,20 @@ def test_rows_are_told_apart_by_what_differs():
     assert by_row(found[:1]) == [("fedavg", "1", "new", "1 B", "3 s")]
 
 
+def test_a_row_is_named_by_its_label_and_the_values_that_it_has_alone():
+    """E is the same in all rows of fedavg, and mu is set in one of them alone: another method's values do not count."""
+    rows = [
+        {"set": {"E": 2, "B": 8}},
+        {"set": {"E": 2, "B": 16}},
+        {"set": {"E": 2, "B": 16, "momentum": 0.5}, "label": "with momentum"},
+        {"method": "fedprox", "set": {"E": 3, "mu": 0.1}},
+    ]
+    found = [Forecast(cell(Setting.make(**row)), "new", 1, 1.0) for row in rows]
+    assert [row[0] for row in by_row(found)] == [
+        "fedavg B=8", "fedavg B=16", "fedavg with momentum B=16, momentum=0.5", "fedprox",
+    ]  # fmt: skip
+
+
 def test_plans_are_of_the_first_the_second_and_the_last_round(monkeypatch):
     """From the data if they are here: with so many of the clients, at least one. Else from their published size."""
     setting = Setting.make(rounds=9, clients=10, participation=0.25)
