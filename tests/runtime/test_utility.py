@@ -186,19 +186,57 @@ def test_without_held_out_records_clients_are_tried_by_their_own_mix(tmp_path):
         assert told > found.global_test.each[k] + 0.3, "it knows its own classes"
     assert found.matched_test.mean == pytest.approx(fmean(found.matched_test.each))
     assert found.local_test is None
-    assert sum("client models, own classes' mix" in line for line in summary(record)) == 1
+    (line,) = (line for line in summary(record) if "client models, own classes' mix" in line)
+    assert f" {100 * found.matched_test.mean:.2f} % ± " in line
 
 
 def test_points_of_a_round_are_tried_by_the_own_mix_too(tmp_path):
     record = run(Setting.make(**{**ALL_TRAIN, "method": "fedproto"}), out=tmp_path / "a")
     last = record.result.last
     assert last.clients.matched_test == last.points["prototypes"].matched_test != last.points["classifier"].matched_test
-    assert sum("own classes' mix" in line for line in summary(record)) == 3
+    lines = [line for line in summary(record) if "own classes' mix" in line]
+    assert len(lines) == 3
+    for point, sets in last.points.items():
+        told = f"client models, {point}: common {100 * sets.global_test.mean:.2f} % ± "
+        (line,) = (line for line in lines if told in line)
+        assert f", own classes' mix {100 * sets.matched_test.mean:.2f} % ± " in line
+
+
+def test_clients_that_were_never_asked_are_tried_by_their_own_mix_too(tmp_path):
+    """They share a start, so the common test set gives them one accuracy; their own classes weigh it apart."""
+    asked_few = {**ALL_TRAIN, "clients": 8, "participation": 0.25, "rounds": 1}
+    record = run(Setting.make(**asked_few), out=tmp_path / "a")
+    found, world = record.result.last.clients, World(record.setting)
+    never = [k for k in range(8) if k not in record.rounds[0].participants]
+    assert len(found.matched_test.each) == 8
+    assert len({found.global_test.each[k] for k in never}) == 1
+    x, y = world.test
+    named = world.fresh_model(never[0]).eval()(x).argmax(1) == y
+    for k in never:
+        by_hand = fmean(named[y == c].double().mean().item() for c in world.members(k)[1].tolist())
+        assert found.matched_test.each[k] == pytest.approx(by_hand)
+    assert len({found.matched_test.each[k] for k in never}) > 1
 
 
 def test_with_held_out_records_nobody_is_tried_by_its_mix(tmp_path):
     run(Setting.make(**{**FEW, "rounds": 1}), out=tmp_path / "a")
     assert "matched_test" not in (tmp_path / "a" / "record.json").read_text()
+
+
+def test_whoever_holds_nothing_out_is_not_tried_by_its_mix_if_others_do():
+    """A mean over a few clients alone would stand beside those of all."""
+    world = World(Setting.make(**FEW))
+    shards = [dataclasses.replace(shard, nonmembers=shard.nonmembers[:0]) for shard in world.federation.shards[:1]]
+    world.federation = dataclasses.replace(world.federation, shards=(*shards, *world.federation.shards[1:]))
+    opened = SimpleNamespace(model=world.fresh_model(0))
+    found = utility._client_scores(world, 0, lambda k: opened, {}, None)
+    assert set(found[utility.DEPLOYED]) == {"global_test", "validation"}
+
+
+def test_everybody_has_a_mix(monkeypatch):
+    """Of many clients a sample is looked at; the mean of what it has is an estimate for all of them."""
+    monkeypatch.setattr(utility, "EVERY_CLIENT", 5)
+    assert utility._holders(World(Setting.make(**{**FEW, "holdout": 0.0})), "matched_test") == 8
 
 
 def test_a_mix_leaves_canaries_out():

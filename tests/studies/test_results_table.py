@@ -614,3 +614,24 @@ def test_rows_that_were_not_run_are_timed() -> None:
         assert any(run["paper"] == paper and table in run["item"] for run in runs), f"{paper}, Table {table}"
     assert all(run["rounds"] and run["commit"] and run["setting"]["method"] for run in runs)
     assert len({(run["paper"], run["item"], run["row"]) for run in runs}) == len(runs)
+
+
+def test_a_kept_record_has_each_score_under_its_own_name():
+    """Six scores of one round, all different: none may be told as another."""
+
+    def over_clients(mean):
+        return {"mean": mean, "std": 0.01, "each": [mean], "sampled": None}
+
+    sets = ("global_test", "local_test", "matched_test")
+    told = {
+        "clients": {name: over_clients((10 + i) / 100) for i, name in enumerate(sets)},
+        "points": {"classifier": {name: over_clients((20 + i) / 100) for i, name in enumerate(sets)}},
+    }
+    found = script("keep_records").evaluated(told)
+    names = {"clients": "global_test", "clients_on_own": "local_test", "clients_on_own_mix": "matched_test"}
+    for kept, name in names.items():
+        assert found.pop(kept) == {"mean": told["clients"][name]["mean"], "std": 0.01}
+    assert {name: row["mean"] for name, row in found.pop("points")["classifier"].items()} == {
+        name: told["points"]["classifier"][name]["mean"] for name in sets
+    }
+    assert not found
