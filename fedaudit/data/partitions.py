@@ -183,6 +183,29 @@ def _dirichlet_balanced(task: _Task) -> np.ndarray:
     return task.deal(counts)
 
 
+def _dirichlet_filled(task: _Task) -> np.ndarray:
+    """Return owners of exactly equal numbers of records: classes are shared out one after another, ~ Dir(alpha).
+
+    Of each class the last client takes first: of what is left it takes its proportion among those whose turn has not
+    come, as far as it has room. This goes on until the class is used up. So the classes that come last fill who has
+    room left.
+    """
+    alpha, share = _alpha(task), _spread(len(task.y), task.clients)
+    counts = np.zeros((task.clients, len(task.size)), dtype=np.int64)
+    for c in task.present:
+        p, left = task.rng.dirichlet(np.full(task.clients, alpha)), int(task.size[c])
+        while left:
+            room = share - counts.sum(1)
+            wanted = p * (room > 0)
+            wanted = wanted if wanted.sum() > 0 else (room > 0) * 1.0  # those who wanted some are full
+            among = np.cumsum(wanted)
+            for k in np.flatnonzero(wanted)[::-1]:
+                got = min(int(room[k]), int(wanted[k] / among[k] * left))
+                counts[k, c] += got
+                left -= got
+    return task.deal(counts)
+
+
 def _alpha(task: _Task) -> float:
     try:
         alpha = float(task.argument)
@@ -328,6 +351,11 @@ _SCHEMES = {
         "dirichlet-balanced:ALPHA",
         "all clients of one size, with shares of the classes drawn from a Dirichlet distribution",
         _dirichlet_balanced,
+    ),
+    "dirichlet-filled": _Scheme(
+        "dirichlet-filled:ALPHA",
+        "all clients of one size, each class shared out ~ Dir(ALPHA) among those who have room left",
+        _dirichlet_filled,
     ),
     "classes": _Scheme("classes:K", "each client holds K classes, each class is held equally often", _classes),
     "ratio": _Scheme(

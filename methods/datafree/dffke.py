@@ -44,7 +44,7 @@ decoder: `_decoder`):
   `dirichlet-capped`).
 
 The author's public code is an earlier state than the paper (32 x 32 pixels, ResNet-18 with a 3x3 stem, `partition =
-"dirichlet-balanced"`, 30 to 40 rounds). The preset `authors` has what it does besides: `embed` adds the mean squared
+"dirichlet-filled"`, 30 to 40 rounds). The preset `authors` has what it does besides: `embed` adds the mean squared
 distance of the docked embedding of a synthetic image to the one it was decoded from, for which a client gets its own
 docking layer; `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
 the others as there are peers, twice; `output` standardises decoded images; local training moves, mirrors and colours

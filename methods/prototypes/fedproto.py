@@ -19,6 +19,8 @@ The paper leaves these points open or contradicts itself, and we chose:
 - A client predicts the class of the nearest prototype (Section 4.3) or by its own classifier, which L_S trains
   (`predict`). The first gains nine points on local training in docs/results/baselines.md, the second nothing. Both are
   evaluated in every run.
+  The nearest is of the prototypes with which the client trained; those of the new average are a point of their own,
+  "new prototypes". HtFLlib tests with both, and reports the best of all tests.
 - C-^(j) of a class that nobody sent in a round stays as it was.
 - The server needs sums over clients alone, of prototypes and of what they weigh. `literal` also counts the clients that
   hold a class, and is refused under secure aggregation.
@@ -171,6 +173,10 @@ class FedProto(WithViews):
         C, held = table(client.memory.get("C", {}), client.classes, self.embedding(client))
         by_prototypes = nearest(client.model, C, held) if held.any() else client.model
         return {"classifier": client.model, "prototypes": by_prototypes}
+
+    def next_points(self, s: Any, client: Client) -> dict[str, nn.Module]:
+        C, held = table(s.C, client.classes, self.embedding(client))
+        return {"new prototypes": nearest(client.model, C, held) if held.any() else client.model}
 
     def personal(self, client: Client) -> nn.Module:
         return self.points(client)[self.predict]

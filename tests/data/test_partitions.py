@@ -209,7 +209,16 @@ def test_too_few_records_name_the_remedy():
 
 
 def test_names_are_specs_with_a_line_each():
-    known = {"iid", "dirichlet", "dirichlet-capped", "dirichlet-balanced", "classes", "ratio", "domain"}
+    known = {
+        "iid",
+        "dirichlet",
+        "dirichlet-capped",
+        "dirichlet-balanced",
+        "dirichlet-filled",
+        "classes",
+        "ratio",
+        "domain",
+    }
     assert {form.partition(":")[0] for form in module.names()} == known
     assert all(module.names().values())
 
@@ -401,6 +410,49 @@ def test_balanced_clients_have_one_size_and_skewed_classes():
         assert sorted(np.concatenate(parts)) == list(range(1003))
         largest[alpha] = np.mean([np.bincount(y[part]).max() / len(part) for part in parts])
     assert largest[0.05] > 0.4 > largest[1.0] > 0.2 > largest[100.0]
+
+
+class Told(np.random.Generator):
+    """A generator whose Dirichlet draws are given."""
+
+    draws: list[list[float]]
+
+    def dirichlet(self, alpha, size=None):
+        return np.array(self.draws.pop(0))
+
+
+def test_filled_clients_get_each_class_until_they_are_full():
+    """Three clients with room for 4, classes of 6, 4 and 2. Class 0 by (1/2, 1/2, 0): 3 and 3. Class 1 by (3/4, 1/4, 0)
+    would be 3 and 1, but there is room for 1 and 1, and nobody else wants it: 2 go to the third. Class 2 fills it."""
+    y = np.repeat([0, 1, 2], [6, 4, 2])
+    rng = Told(np.random.PCG64(0))
+    rng.draws = [[0.5, 0.5, 0.0], [0.75, 0.25, 0.0], [1.0, 0.0, 0.0]]
+    parts = partition("dirichlet-filled:0.5", y, 3, rng, classes=3, minimum=1)
+    assert table(parts, y).tolist() == [[3, 1, 0], [3, 1, 0], [0, 2, 2]]
+    rng.draws = [[0.5, 0.25, 0.25], [0.8, 0.1, 0.1], [0.1, 0.1, 0.8]]
+    parts = partition("dirichlet-filled:0.5", y, 3, rng, classes=3, minimum=1)
+    # Class 0: the third takes 6/4 = 1, the second a third of 5, which is 1, the first all 4. Class 1: 4 in halves.
+    # Class 2: the third takes 8/9 of 2, which is 1, the second what is left.
+    assert table(parts, y).tolist() == [[4, 0, 0], [1, 2, 1], [1, 2, 1]]
+
+
+def test_filled_clients_have_one_size_and_fewer_classes_than_balanced_ones():
+    """The public code that deals like this has 3.7 classes a client with at least 1 % of its records at alpha = 0.1,
+    over 200 draws; a Dirichlet for each client has 5.0."""
+    y = np.repeat(np.arange(10), 500)
+    held = {}
+    for scheme in ("dirichlet-filled:0.1", "dirichlet-balanced:0.1"):
+        found = []
+        for seed in range(40):
+            parts = partition(scheme, y, 10, np.random.default_rng(seed), classes=10, minimum=10)
+            assert [len(part) for part in parts] == [500] * 10
+            assert sorted(np.concatenate(parts)) == list(range(5000))
+            found.append((table(parts, y) >= 5).sum(1).mean())
+        held[scheme] = np.mean(found)
+    assert held["dirichlet-filled:0.1"] == pytest.approx(3.7, abs=0.3)
+    assert held["dirichlet-balanced:0.1"] == pytest.approx(5.0, abs=0.3)
+    even = table(split("dirichlet-filled:1000", y, 10), y)
+    assert even.min() > 30, "large alphas have all classes"
 
 
 def test_a_ratio_may_name_every_class():

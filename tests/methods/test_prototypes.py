@@ -120,6 +120,19 @@ def test_the_nearest_prototype_among_those_there_are():
     assert nearest.state_dict().keys() == model.state_dict().keys()
 
 
+@pytest.mark.parametrize("method", [fedproto.FedProto(), fedtgp.FedTGP()])
+def test_clients_are_also_tested_by_the_servers_new_prototypes(method):
+    """It has trained with (0, 0) and (9, 9); the server's next ones are (0, 0) and (3, 3). An embedding of (2, 2) is
+    nearer to the first before, and to the second afterwards. Without any prototype the classifier answers."""
+    model = Net(nn.Identity(), nn.Linear(2, 2), width=2, arch="by hand")
+    old, new = ({0: T([0.0, 0.0]), 1: T([far, far])} for far in (9.0, 3.0))
+    client = SimpleNamespace(model=model, memory={"C": old}, classes=2, device=torch.device("cpu"))
+    h = T([[2.0, 2.0]])
+    assert method.points(client)["prototypes"](h).argmax(1).item() == 0
+    assert method.next_points(SimpleNamespace(C=new), client)["new prototypes"](h).argmax(1).item() == 1
+    assert method.next_points(SimpleNamespace(C={}), client)["new prototypes"] is model
+
+
 def test_the_largest_cosine_is_the_largest_product():
     v = transfer.simplex(3, 0, torch.device("cpu"))
     model = Net(nn.Identity(), nn.Linear(4, 3), width=4, arch="by hand")

@@ -195,7 +195,7 @@ def test_points_of_a_round_are_tried_by_the_own_mix_too(tmp_path):
     last = record.result.last
     assert last.clients.matched_test == last.points["prototypes"].matched_test != last.points["classifier"].matched_test
     lines = [line for line in summary(record) if "own classes' mix" in line]
-    assert len(lines) == 3
+    assert len(lines) == 4
     for point, sets in last.points.items():
         told = f"client models, {point}: common {100 * sets.global_test.mean:.2f} % ± "
         (line,) = (line for line in lines if told in line)
