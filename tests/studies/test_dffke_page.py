@@ -87,11 +87,58 @@ def test_the_page_says_what_the_kept_rounds_are():
         assert said == [f"{100 * fmean(values):.1f} ± {100 * pstdev(values):.1f}" for values in each]
 
 
-@pytest.mark.parametrize("study", ["dffke_digits"])
+@pytest.mark.parametrize("study", ["dffke_digits", "dffke_noise_small"])
 def test_the_page_says_what_the_kept_records_are(study):
     lines = script("dffke_kept").table(of_study(f"records/{study}"))
     assert len(lines) > 2
     assert "\n".join(lines) in (RESULTS / "dffke.md").read_text()
+
+
+def test_what_is_said_of_table_4_on_digits():
+    """The differences seed by seed, what the attacks find with noise and without, and the ledger's bounds."""
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    records = [json.loads(path.read_text()) for path in of_study("records/dffke_noise_small").glob("*.json")]
+    runs = {(run["setting"]["label"], run["setting"]["seed"]): run for run in records}
+    assert len(runs) == 27
+    suite = [cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_noise_small.toml")).cells()]
+    for run in records:
+        ours = {key: value for key, value in run["setting"].items() if key not in ("engine", "onednn")}
+        assert sum(all(cell[key] == value for key, value in ours.items()) for cell in suite) == 1
+        assert (run["status"], run["rounds_done"], run["commit"]) == ("done", 6, "e2d111e7")
+
+    def apart(name, other):
+        of, control = ([100 * runs[n, k]["rounds"][-1]["clients"]["mean"] for k in range(3)] for n in (name, other))
+        gains = [a - b for a, b in zip(of, control, strict=True)]
+        mean, half = fmean(gains), 4.302653 * stdev(gains) / 3**0.5
+        return f"{mean:+.1f} [{mean - half:.1f}, {mean + half:.1f}]"
+
+    lift = apart("no noise", "alone")
+    assert f"the exchange lifts a client by {lift} points over training alone without noise" in flat
+    assert f"and by {apart('pure noise', 'alone')} with pure noise" in flat
+    claimed = {level: apart(f"epsilon {level} as claimed", "alone") for level in ("1", "0.5", "0.25")}
+    lost = apart("no noise", "epsilon 1 as claimed").split()[0].lstrip("+")
+    assert f"for epsilon = 1 it is {claimed['1']}, which is {lost} less, for 0.5 {claimed['0.5']}, " in flat
+    assert f"for 0.25 {claimed['0.25']}." in flat
+    assert f"for epsilon = 1 takes {lost} of {lift.split()[0].lstrip('+')} points, pure noise all of them" in flat
+    bounded = [apart(f"epsilon {level} by clipping", "alone") for level in (8, 1)]
+    assert f"the clients are {bounded[0]} points from training alone, and {bounded[1]} at epsilon = 1" in flat
+    told = {round(fmean(runs[n, k]["attacks"]["embedding_match"]["auc"][0] for k in range(3)), 2): n
+            for n in ("no noise", "epsilon 1 as claimed")}  # fmt: skip
+    assert told == {1.0: "no noise", 0.53: "epsilon 1 as claimed"}
+    assert "told with an AUC of 0.53 instead of 1.00" in flat
+    of_loss = [run["attacks"]["loss"] for run in records]
+    aucs = [found["auc"][0] for found in of_loss]
+    said = (
+        f"{min(aucs):.2f} to {max(aucs):.2f}, a leak by its own verdict in {sum(f['leak'] for f in of_loss)} of 27 runs"
+    )
+    assert said in flat
+    for run in records:
+        epsilon = run.get("epsilon_by_kind", {"weights": "Infinity", "labels": "Infinity"})
+        assert epsilon["weights"] == epsilon["labels"] == "Infinity", "that of a client is infinite in every row"
+    column = next(c for c in find_table("dffke", "2").column if c.name == "CIFAR-10, alpha 0.1").figures
+    assert (round(column["dffke"][0] - 41.71, 1), round(41.71 - column["fedproto"][0], 1)) == (1.5, 7.5)
+    minutes = [run["minutes"] for run in records]
+    assert f"{min(minutes):.1f} to {max(minutes):.1f} minutes a run" in flat
 
 
 def test_the_page_says_what_the_buffer_holds_by_age():
