@@ -21,7 +21,7 @@ from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.method import offers_next_points
 from fedaudit.runtime.party import Client, Server
 from fedaudit.runtime.run_opening import data_facts, model_facts
-from fedaudit.runtime.scores import Accuracy, Spread, Utility
+from fedaudit.runtime.scores import Accuracy, ClientScores, Spread, Utility
 from fedaudit.runtime.task import compute, open_client
 from fedaudit.runtime.utility import accuracy, evaluate, results
 from fedaudit.runtime.world import World
@@ -148,7 +148,14 @@ def check_accuracy(case: Case) -> None:
 
 
 def compare_utility(case: Case, figure: str, at: str, said: Utility, now: Utility, note: str) -> bool:
-    """Compare two utilities: to the bit on one machine type, else the shares of records, which may differ by a few."""
+    """Compare two utilities: to the bit on one machine type, else the shares of records, which may differ by a few.
+
+    Figures that the code here adds to those of the code that ran are left out, and named.
+    """
+    known, added = _without_added(said, now)
+    if added and case.other_code:
+        now = known
+        case.found.word(f"{figure}: {', '.join(added)}", "the code here measures it, and the code that ran did not")
     if not case.other_machine:
         return case.found.compare(figure, RECORD, at, said, now, reason=note)
     mine, other = dict(_parts(said, at)), dict(_parts(now, at))
@@ -165,6 +172,22 @@ def compare_utility(case: Case, figure: str, at: str, said: Utility, now: Utilit
     if not apart:
         case.found.recomputed(figure, f"{note}; up to {ELSEWHERE:g} apart, as this is another machine type")
     return not apart
+
+
+def _without_added(said: Utility, now: Utility) -> tuple[Utility, list[str]]:
+    """Return `now` without the figures that later versions add, where `said` has none, and the names of these."""
+    points = {name: scores for name, scores in now.points.items() if name in said.points}
+    added = sorted(now.points.keys() - points.keys())
+
+    def as_told(of: ClientScores, mine: ClientScores | None) -> ClientScores:
+        if mine is None or mine.matched_test is not None or of.matched_test is None:
+            return of
+        added.append("matched_test")
+        return of.model_copy(update={"matched_test": None})
+
+    clients = now.clients and as_told(now.clients, said.clients)
+    points = {name: as_told(scores, said.points[name]) for name, scores in points.items()}
+    return now.model_copy(update={"clients": clients, "points": points}), list(dict.fromkeys(added))
 
 
 def _opener(case: Case, world: World) -> Any:

@@ -11,7 +11,7 @@ from torch import nn
 
 from fedaudit.errors import RunError
 from fedaudit.runtime.run_record import DataFacts
-from fedaudit.runtime.scores import Accuracy, GlobalScores, Spread, Utility
+from fedaudit.runtime.scores import Accuracy, ClientScores, GlobalScores, Spread, Utility
 from fedaudit.stats import wilson
 from fedaudit.verify import accuracy
 from fedaudit.verify.finding import Findings
@@ -63,6 +63,38 @@ def test_a_score_that_the_other_lacks_is_no_match_anywhere():
     case = SimpleNamespace(found=Findings(), other_machine="another machine")
     bare = Utility.model_validate({"global": GlobalScores(test=share(800, 1000))})
     assert not accuracy.compare_utility(case, "f", "at", utility(), bare, "note")
+
+
+def of_clients(matched, points):
+    """Clients' scores on the common test set, with or without their own mix of classes, at some points of the round."""
+    scores = ClientScores(global_test=spread(0.5, 0.75), matched_test=spread(0.8, 0.9) if matched else None)
+    return Utility(clients=scores, points=dict.fromkeys(points, scores))
+
+
+@pytest.mark.parametrize("elsewhere", ["", "another machine"])
+@pytest.mark.parametrize("code", ["", "fedaudit's own code is another here"])
+@pytest.mark.parametrize(
+    ("said", "now", "added"),
+    [
+        ((False, ["a"]), (True, ["a"]), "matched_test"),
+        ((True, ["a"]), (True, ["a", "b"]), "b"),
+        ((False, []), (True, ["a"]), "a, matched_test"),
+    ],
+)
+def test_figures_that_a_later_version_adds_are_no_contradiction(said, now, added, code, elsewhere):
+    """A run of an earlier version has none; a run of this code that lacks one has been changed."""
+    case = SimpleNamespace(found=Findings(), other_machine=elsewhere, other_code=code)
+    same = accuracy.compare_utility(case, "f", "at", of_clients(*said), of_clients(*now), "note")
+    assert same is bool(code)
+    words = [one.figure for one in case.found.list if one.verdict == "the author's word"]
+    assert words == ([f"f: {added}"] if code else [])
+
+
+def test_a_figure_that_the_code_here_does_not_measure_stays_a_contradiction():
+    """Other code or not: somebody may have added it."""
+    case = SimpleNamespace(found=Findings(), other_machine="", other_code="another")
+    assert not accuracy.compare_utility(case, "f", "at", of_clients(True, ["a"]), of_clients(False, ["a"]), "note")
+    assert not accuracy.compare_utility(case, "f", "at", of_clients(True, ["a"]), of_clients(True, []), "note")
 
 
 def test_figures_that_follow_from_others():
