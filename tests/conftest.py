@@ -316,3 +316,18 @@ def dffke_run(tmp_path_factory):
     out = tmp_path_factory.mktemp("dffke") / "run"
     run(method="dffke", rounds=3, clients=3, model="digits-3", set={**DFFKE.quick, "R": 1}, aux=0.6, out=out)
     return out
+
+
+@pytest.fixture
+def augments(monkeypatch):
+    """The augmentation that each fit of a client asks for, in their order."""
+    from fedaudit import Client
+
+    asked, plain = [], Client.fit
+
+    def noted(self, *given, **options):
+        asked.append(options["augment"])
+        return plain(self, *given, **options)
+
+    monkeypatch.setattr(Client, "fit", noted)
+    return asked

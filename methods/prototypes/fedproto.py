@@ -20,7 +20,7 @@ The paper leaves these points open or contradicts itself, and we chose:
   (`predict`). The first gains nine points on local training in docs/results/baselines.md, the second nothing. Both are
   evaluated in every run.
   The nearest is of the prototypes with which the client trained; those of the new average are a point of their own,
-  "new prototypes". HtFLlib tests with both, and reports the best of all tests.
+  "new prototypes". DFFKE's code tests with both, and reports the best of all its tests.
 - C-^(j) of a class that nobody sent in a round stays as it was.
 - The server needs sums over clients alone, of prototypes and of what they weigh. `literal` also counts the clients that
   hold a class, and is refused under secure aggregation.

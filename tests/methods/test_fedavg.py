@@ -231,26 +231,18 @@ def test_local_steps_stand_in_the_place_of_epochs(method, tiny, monkeypatch, tmp
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm", "heterofl", "fedrolex"])
-def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny, monkeypatch, tmp_path):
+def test_local_training_moves_and_mirrors_images_if_it_is_asked_to(method, tiny, augments, tmp_path):
     """Each setting reaches `fit` by itself; pixels from outside are black, and without both nothing is augmented."""
-    asked = []
-    plain = Client.fit
-
-    def noted(self, *given, **options):
-        asked.append(options["augment"])
-        return plain(self, *given, **options)
-
-    monkeypatch.setattr(Client, "fit", noted)
     cases = [
         ({}, None),
         ({"crop": 2}, Augment(crop=2, flip=False, fill=-1.0)),
         ({"flip": True}, Augment(crop=0, flip=True, fill=-1.0)),
     ]
     for i, (more, wanted) in enumerate(cases):
-        asked.clear()
+        augments.clear()
         setting = {"B": 64, "eta": 0.1, **more}
         run(tiny(method, engine="serial", model="cnn@0.25", rounds=1, set=setting), out=tmp_path / str(i))
-        assert set(asked) == {wanted}
+        assert set(augments) == {wanted}
 
 
 @pytest.mark.long

@@ -6,6 +6,7 @@ import copy
 import importlib.util
 import itertools
 import json
+import math
 import statistics
 import tomllib
 from pathlib import Path
@@ -16,6 +17,8 @@ import pytest
 import reported
 from pages import RESULTS, STUDIES, of_study, script
 
+from fedaudit.runtime.attack_result import MembershipResult, NotRun, ReconstructionResult
+from fedaudit.stats import Estimate
 from fedaudit.suite import published
 
 TABLE = script("results_table")
@@ -635,3 +638,27 @@ def test_a_kept_record_has_each_score_under_its_own_name():
         name: told["points"]["classifier"][name]["mean"] for name in sets
     }
     assert not found
+
+
+def test_a_kept_record_has_what_attacks_found_and_the_largest_epsilon():
+    """Members by their AUC, images by their error beside that of each guess; blind baselines are no attack."""
+    near, far = (Estimate(value=v, low=v - 0.1, high=v + 0.1) for v in (0.3, 0.7))
+    told = MembershipResult.model_construct
+    images = {"pooled": SimpleNamespace(mse=near), "baselines": {"guess": SimpleNamespace(mse=far)}}
+    attacks = [
+        told(attack="a", leak=True, pooled=SimpleNamespace(auc=far)),
+        told(attack="blind", leak=None, pooled=SimpleNamespace(auc=near)),
+        ReconstructionResult.model_construct(attack="b", beats_baselines=False, **images),
+        NotRun.model_construct(attack="c", reason="why"),
+    ]
+    billed = [{"logits": 2.0, "weights": math.inf}, {"logits": 3.0, "weights": 1.0}]
+    ledger = [SimpleNamespace(by_kind=of_client) for of_client in billed]
+    setting = SimpleNamespace(privacy={"logits": {}})
+    keep, record = script("keep_records"), SimpleNamespace(attacks=attacks, ledger=ledger, setting=setting)
+    assert keep.attacked(record) == {
+        "a": {"auc": [0.7, 0.6, 0.8], "leak": True},
+        "b": {"mse": [0.3, 0.2, 0.4], "baselines": {"guess": [0.7, 0.6, 0.8]}, "beats_baselines": False},
+    }
+    assert keep.by_kind(record) == {"logits": 3.0, "weights": "Infinity"}
+    record.setting.privacy = {}
+    assert keep.by_kind(record) == {}
