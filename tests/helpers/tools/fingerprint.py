@@ -61,6 +61,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "dffke@readings": (
         "dffke",
         {
+            "seed": 40,  # with 39 one part in 1e13 of the rate moves client 1 by a percent: processors would disagree
             "set": {
                 "kl": "teacher-first",
                 "alternate": "epoch",
