@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
     from fedaudit.training.stacked.networks import Many, answers
+    from fedaudit.wire.codec import Frozen, freeze
     from fedaudit.wire.message import (
         Down,
         LowRank,
@@ -87,6 +88,7 @@ _NAMES = {
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
     "training.stacked.networks": "Many answers",
+    "wire.codec": "Frozen freeze",
     "wire.message": "Down LowRank Part Record Size State Up private public relay state_of trained",
     "wire.traffic": "NUMBER Plan",
 }

@@ -5,7 +5,8 @@ a kill at any instant leaves the last whole round. Memory does not grow with the
 
 Large tensors in a client's memory are files of their own, named by their content, and the state refers to them. A
 buffer that all clients hold is stored once, and a tensor that a task did not change is not written again. A client's
-model changes with each training, and stays in the state's own file.
+model changes with each training, and stays in the state's own file. What a client has frozen is fetched from its
+device once, when its file is written.
 
 Files are written in the background, in the order in which they were put here, and so is `HEAD.json`: the next round
 goes on meanwhile. If a write fails, the next call of the store raises the error, and no later round is committed. A
@@ -99,9 +100,10 @@ class Store:
         self._pending: dict[str, _Pending] = {}  # by name, in order: the work under way in the background
         self._failed: BaseException | None = None  # the first write that failed: nothing is committed after it
         self._last: dict[str, Any] | None = None  # the head as it was written last
-        # These two belong to the thread that writes:
+        # These three belong to the thread that writes:
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # parts that were written since the last whole round
+        self._whole_parts: dict[str, int] = {}  # frozen parts that lie there, and their sizes
 
     def head(self) -> dict[str, Any] | None:
         """Return the facts of the last whole round, or None, and remove everything after it."""
@@ -138,7 +140,7 @@ class Store:
         written = k not in self._unwritten
         self._unwritten.discard(k)
         self._held.pop(k, None)
-        if isinstance(state, Held) and len(state) + sum(len(of) for _, of in self._held.values()) <= self._stays:
+        if isinstance(state, Held) and _room([state, *(of for _, of in self._held.values())]) <= self._stays:
             self._held[k] = name, state
             self._unwritten.add(k)
         else:
@@ -148,11 +150,15 @@ class Store:
 
     def _put(self, name: str, state: Blob) -> None:
         """Write a state, and the files that it refers to."""
-        home = state.at_home() if isinstance(state, Held) else []
+        inside = _remembered(state)
+        apart = {i for i, _, _ in inside}
+        home = state.at_home(apart) if isinstance(state, Held) else []
         pieces: list[list[Any]] = []
-        at, inside = 0, _remembered(state)
+        at = 0
         for i, begin, end in inside:
-            if isinstance(state, Held):
+            if isinstance(state, Held) and i in state.frozen:
+                part = self._keep_frozen(state, i)
+            elif isinstance(state, Held):
                 part = self._keep(raw(home[i]), state.content(i))
             else:
                 part = self._keep(state[begin:end])
@@ -163,8 +169,7 @@ class Store:
         table = json.dumps(pieces).encode()
         before_own = [_PARTS, len(table).to_bytes(8, "little"), table] if pieces else []
         if isinstance(state, Held):
-            apart = {i for i, _, _ in inside}
-            self._write(name, [*before_own, *(piece for i, piece in state.pieces(home) if i not in apart)])
+            self._write(name, [*before_own, *(piece for _, piece in state.pieces(home, apart))])
         else:
             self._write(name, [*before_own, _without(state, pieces)] if pieces else [state])
 
@@ -176,6 +181,16 @@ class Store:
         if not there:  # or it is not whole, after a kill in the middle of writing
             self._write(name, [content])
             self._fresh.add(name)
+        return name
+
+    def _keep_frozen(self, state: Held, i: int) -> str:
+        """Return the name of a file with a frozen tensor, which leaves its device only if there is no file yet."""
+        name, size = f"part-{state.frozen[i].digest}", state.frozen[i].of.nbytes
+        if self._whole_parts.get(name) != size:
+            path = self.folder / name
+            if not path.exists() or path.stat().st_size != size:
+                self._keep(raw(state.home_of(i)), state.frozen[i].digest)
+            self._whole_parts[name] = size
         return name
 
     def _remove(self, name: str) -> None:
@@ -295,6 +310,7 @@ class Store:
         for name in clients.values():
             wanted.update(self._referred(name))
         self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
+        self._whole_parts = {name: size for name, size in self._whole_parts.items() if name in wanted}
         for file in self.folder.iterdir():
             if file.name not in wanted and OWN.fullmatch(file.name) and file.is_file() and not file.is_symlink():
                 file.unlink()
@@ -304,6 +320,12 @@ class Store:
             blob = self._read(name)
             self._parts[name] = [part for *_, part in _split(blob)[0]] if blob.startswith(_PARTS) else []
         return self._parts[name]
+
+
+def _room(states: Sequence[Held]) -> int:
+    """Return the bytes that states take on their device. What is frozen lies there once."""
+    shared = {key: size for state in states for key, size in state.shared.items()}
+    return sum(state.alone for state in states) + sum(shared.values())
 
 
 def _pieces(blob: Blob) -> list[Any]:

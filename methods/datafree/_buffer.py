@@ -1,8 +1,9 @@
 """The memory buffer B of DFFKE (Section 3.3): past synthetic data, and the sample B^t of it that a round reviews. The
 buffer keeps what regenerates the data (Section 4.3).
 
-`memory["B"]` maps a round s to {"Dec": the decoder's checkpoint of s, "E": {i: translated embeddings of client i}}.
-Rounds are keys, never positions: a client that sat out a round lacks its key, and nothing after it shifts.
+`memory["B"]` maps a round s to {"Dec": the decoder's checkpoint of s, "E": {i: translated embeddings of client i}},
+frozen: it stays as it came, and all clients of a process hold one copy. Rounds are keys, never positions: a client that
+sat out a round lacks its key, and nothing after it shifts.
 
 Section 4.3 gives 14.7 MB of embeddings per round on CIFAR-100. At h = 512 and four bytes those are 7,500 rows, which is
 neither a client's 5,000 nor everybody's 50,000. Eq. 14 needs the rows of all clients, so all are kept: N is their sum.
@@ -17,12 +18,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fedaudit import State
+from fedaudit import Frozen, State, freeze
 from fedaudit.rng import generator
-from fedaudit.wire.message import size_of
 
 Memory = dict[str, Any]
-Past = dict[str, Any]  # one round: {"Dec": State, "E": {i: Tensor}}
+Past = Frozen  # one round: {"Dec": State, "E": {i: Tensor}}
 Rounds = int | Literal["unlimited"]
 
 
@@ -40,9 +40,14 @@ def newest(rounds: Iterable[int], R: Rounds) -> list[int]:
     return ordered if R == "unlimited" else ordered[max(len(ordered) - R, 0) :]
 
 
-def remember(memory: Memory, t: int, Dec: State, E: Mapping[int, Tensor], R: Rounds) -> None:
+def a_round(Dec: State, E: Mapping[int, Tensor]) -> Past:
+    """Return what the buffer holds of one round."""
+    return freeze({"Dec": Dec, "E": dict(E)})
+
+
+def remember(memory: Memory, t: int, past: Past, R: Rounds) -> None:
     """Add round t, and forget all but the R newest rounds that this client holds (Algorithm 1, line 21)."""
-    rounds = {**held(memory), t: {"Dec": Dec, "E": dict(E)}}
+    rounds = {**held(memory), t: past}
     memory["B"] = {s: rounds[s] for s in newest(rounds, R)}
 
 
@@ -78,14 +83,14 @@ class Sample:
 
     def own(self, k: int, past: Mapping[int, Past], n: int) -> dict[int, Tensor]:
         """Return B^t_k by round, as embeddings: the rows on which client k answers."""
-        mine = {s: p["E"][k] for s, p in past.items() if k in p["E"]}
-        counts = self.counts(k, mine, n)
-        return {s: mine[s][self.rows(k, s, len(mine[s]), m).to(mine[s].device)] for s, m in counts.items()}
+        mine = [s for s, p in past.items() if k in p.keys("E")]
+        drawn = {s: self.rows(k, s, past[s].rows("E", k), m) for s, m in self.counts(k, mine, n).items()}
+        return {s: past[s].read("E", k, rows=rows) for s, rows in drawn.items()}
 
     def of_peer(self, i: int, s: int, past: Past, m: int) -> Tensor:
         """Return the m rows of round s in B^t_i, as embeddings: the rows on which client i has answered."""
-        e: Tensor = past["E"][i]
-        return e[self.rows(i, s, len(e), m).to(e.device)]
+        drawn: Tensor = past.read("E", i, rows=self.rows(i, s, past.rows("E", i), m))
+        return drawn
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------
@@ -93,8 +98,12 @@ class Sample:
 
 def buffer_bytes(memory: Memory) -> int:
     """Return the bytes that the buffer takes: every tensor in it, the decoders' buffers included."""
-    sizes = [size_of(tensor) for past in held(memory).values() for tensor in (past["Dec"], *past["E"].values())]
+    sizes = [past.size(*path) for past in held(memory).values() for path in (("Dec",), *_embeddings(past))]
     return sum(size.payload + size.buffers for size in sizes)
+
+
+def _embeddings(past: Past) -> list[tuple[str, int]]:
+    return [("E", i) for i in past.keys("E")]
 
 
 def formula_bytes(R: int, Dec: int, N: int, h: int, b: int = 4) -> int:

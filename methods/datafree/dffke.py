@@ -86,7 +86,7 @@ from fedaudit import (
     relay,
     state_of,
 )
-from fedaudit.methods.datafree._buffer import Past, Sample, held, newest, remember
+from fedaudit.methods.datafree._buffer import Past, Sample, a_round, held, newest, remember
 from fedaudit.methods.datafree._decoder import Decoder, Discrepancy, Output, decode, train_decoder
 from fedaudit.methods.datafree._dffke_traffic import Traffic, traffic
 from fedaudit.methods.datafree._docking import unify, z
@@ -117,6 +117,26 @@ def exchanged(
     if z is not None:
         drawn = drawn + (linear(h, z["weight"], z["bias"]) - e).square().mean(1)
     return torch.where(own > 0, cross_entropy(out, y, reduction="none"), drawn)
+
+
+def _labelled(x: Tensor, ys: Tensor, *e: Tensor, h: int) -> tuple[Tensor, ...]:
+    """Return synthetic rows as `exchanged` takes them: with an embedding, no label, and marked as not the client's."""
+    of = e[0] if e else x.new_zeros(len(x), h)
+    return x, ys, of, torch.zeros(len(x), dtype=torch.long, device=x.device), x.new_zeros(len(x))
+
+
+def _count(rows: Rows) -> int:
+    return sum(len(x) for x, *_ in rows)
+
+
+def _joined(rows: Rows) -> tuple[Tensor, ...]:
+    """Return all rows, one under the other. The list is empty afterwards, so that no row lies in memory twice."""
+    columns = [list(column) for column in zip(*rows, strict=True)]
+    rows.clear()
+    found = []
+    while columns:
+        found.append(torch.cat(columns.pop(0)))
+    return tuple(found)
 
 
 class Shared(Up):
@@ -268,17 +288,17 @@ class DFFKE(FKE):
 
     def catch_up(self, client: Client, msg: Missed) -> CaughtUp:
         for s in msg.Dec:
-            remember(client.memory, s, msg.Dec[s], msg.E[s], self.R)
+            remember(client.memory, s, a_round(msg.Dec[s], msg.E[s]), self.R)
         return CaughtUp()
 
     def answer(self, client: Client, msg: Unified) -> Answered:
         k, past = client.id, held(client.memory)
         Y = {client.t: outputs(client.model, self.images(client, msg.Dec, msg.E[k]))}  # Y^_k on D^_k
-        client.memory["now"] = {"Dec": msg.Dec, "E": msg.E, "seed": msg.seed}
+        client.memory["now"] = {"t": a_round(msg.Dec, msg.E), "seed": msg.seed}
         if self.own:
             client.memory["now"]["Y"] = Y[client.t]
         for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
-            Y[s] = outputs(client.model, self.images(client, past[s]["Dec"], e))
+            Y[s] = outputs(client.model, self.images(client, past[s].read("Dec"), e))
         return Answered(Y)
 
     def answer_docked(self, client: Client, msg: UnifiedDocked) -> Answered:
@@ -292,41 +312,47 @@ class DFFKE(FKE):
     def exchange(self, client: Client, msg: Peers) -> Exchanged:
         now = client.memory.pop("now")
         self.mark_trained(client)
-        D = self.current_rows(client, now, msg.Y)  # Eq. 13
-        B = self.review_rows(client, Sample(now["seed"]), held(client.memory), msg.Y)  # Eq. 14
-        if (D or B) and self.T_FKE:  # lines 18-20
-            x, y, *e = (torch.cat(parts) for parts in zip(*D, *B, strict=True))
-            sizes = sum(len(rows[1]) for rows in D), sum(len(rows[1]) for rows in B)
-            if self.embed or self.review:
-                self.learn_more(client, x, y, e[0] if e else None, sizes, now.get("z"))
-            else:
-                self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
-        remember(client.memory, client.t, now["Dec"], now["E"], self.R)  # line 21
+        if self.T_FKE:  # lines 18-20
+            self.learn_from_peers(client, now, msg.Y)
+        remember(client.memory, client.t, now["t"], self.R)  # line 21
         return Exchanged()
 
-    def learn_more(
-        self, client: Client, x: Tensor, ys: Tensor, e: Tensor | None, sizes: tuple[int, int], z: State | None
-    ) -> None:
+    def learn_from_peers(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> None:
+        """Learn from the peers' answers on their images, of this round and of those before."""
+        rows = self.current_rows(client, now, Y)  # Eq. 13
+        n = _count(rows)
+        rows += self.review_rows(client, Sample(now["seed"]), held(client.memory), Y)  # Eq. 14
+        sizes = n, _count(rows) - n
+        if not rows:
+            return
+        if self.embed or self.review:
+            self.learn_more(client, rows, sizes, now.get("z"))
+        else:
+            x, y = _joined(rows)
+            self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
+
+    def learn_more(self, client: Client, rows: Rows, sizes: tuple[int, int], z: State | None) -> None:
         """Exchange with `embed` or `review`: a row also has the embedding that it was decoded from, a label and whether
         it is one of the client's own records.
         """
         given = {"student_first": self.kl == "student-first", "z": dict(z) if z is not None else None}
-        e = x.new_zeros(len(x), self.h) if e is None else e
-        rows = [x, ys, e, torch.zeros(len(x), dtype=torch.long, device=x.device), x.new_zeros(len(x))]
+        rows[:] = [_labelled(*of_some, h=self.h) for of_some in rows]
         turns = Turns(sizes, self.alternate)
         if self.review:
-            n, y = len(client.y), client.y
-            own = [client.x, ys.new_zeros(n, *ys.shape[1:]), e.new_zeros(n, self.h), y, x.new_ones(n)]
-            rows = [torch.cat(parts) for parts in zip(rows, own, strict=True)]
-            turns = Turns((*sizes, n), "even")
-        self.teach(client, exchanged, tuple(rows), turns=turns, given=given)
+            x, y = client.x, client.y
+            _, ys, e, *_ = rows[0]
+            rows.append((x, ys.new_zeros(len(y), *ys.shape[1:]), e.new_zeros(len(y), self.h), y, x.new_ones(len(y))))
+            turns = Turns((*sizes, len(y)), "even")
+            del ys, e
+        self.teach(client, exchanged, _joined(rows), turns=turns, given=given)
 
-    def current_rows(self, client: Client, now: Past, Y: dict[int, dict[int, Tensor]]) -> Rows:
+    def current_rows(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> Rows:
         """Return the rows of Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
-        return self.decoded(client, now["Dec"], [(now["E"][i], ys) for i, ys in targets.items()])
+        E: Rows = [(now["t"].read("E", i), ys) for i, ys in targets.items()]
+        return self.decoded(client, now["t"], E)
 
     def review_rows(
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
@@ -338,15 +364,17 @@ class DFFKE(FKE):
         for s in past:
             of_s = [(i, by_round[s]) for i, by_round in Y.items() if s in by_round]
             E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s]
-            rows += self.decoded(client, past[s]["Dec"], E)
+            rows += self.decoded(client, past[s], E)
         return rows
 
-    def decoded(self, client: Client, Dec: State, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
-        """Return Dec's images in place of embeddings, for all peers at once, and the logits as row x peer x class."""
+    def decoded(self, client: Client, past: Past, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
+        """Return a round's images in place of embeddings, for all peers at once, and the logits as row x peer x
+        class.
+        """
         if not rows:
             return []
         e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
-        made = self.images(client, Dec, e), ys[:, None]
+        made = self.images(client, past.read("Dec"), e), ys[:, None]
         return [(*made, e) if self.embed else made]
 
     # --- on the server ---

@@ -10,7 +10,7 @@ import torch
 
 from fedaudit import run
 from fedaudit.methods.datafree import _dffke_traffic
-from fedaudit.methods.datafree._buffer import Sample, buffer_bytes, formula_bytes, held, remember
+from fedaudit.methods.datafree._buffer import Sample, a_round, buffer_bytes, formula_bytes, held, remember
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     decoder_size,
@@ -29,9 +29,9 @@ def test_the_buffer_keeps_the_newest_rounds_by_number():
     for R, expected in ((0, []), (1, [7]), (2, [4, 7]), ("unlimited", [1, 2, 4, 7])):
         memory = {}
         for t in (1, 2, 4, 7):  # this client sat out rounds 3, 5 and 6
-            remember(memory, t, State(), {0: torch.full((1, 1), t)}, R)
+            remember(memory, t, a_round(State(), {0: torch.full((1, 1), t)}), R)
         assert list(held(memory)) == expected
-        assert all(int(held(memory)[s]["E"][0]) == s for s in expected)
+        assert all(int(held(memory)[s].read("E", 0)) == s for s in expected)
 
 
 def test_the_buffers_bytes_are_the_papers_formula():
@@ -41,7 +41,7 @@ def test_the_buffers_bytes_are_the_papers_formula():
     memory = {}
     for t in (1, 2, 3):
         E = {0: torch.zeros(5, 8), 1: torch.zeros(6, 8)}
-        remember(memory, t, state_of(Decoder(8, (1, 8, 8), width=2)), E, "unlimited")
+        remember(memory, t, a_round(state_of(Decoder(8, (1, 8, 8), width=2)), E), "unlimited")
     assert buffer_bytes(memory) == formula_bytes(3, 1700, 11, 8) == 3 * (1700 + 352)
 
 
@@ -63,7 +63,7 @@ def buffers(folder, clients):
     """The rounds that each client holds after a run, with whose rows."""
     states = {k: RunFolder(folder).client_state(k) for k in range(clients)}
     memories = {k: decode_record(state, ClientState).memory for k, state in states.items() if state is not None}
-    return {k: {s: sorted(past["E"]) for s, past in held(memory).items()} for k, memory in memories.items()}
+    return {k: {s: sorted(past.keys("E")) for s, past in held(memory).items()} for k, memory in memories.items()}
 
 
 @pytest.mark.slow

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import math
+import weakref
 from types import SimpleNamespace
 
 import pytest
@@ -13,7 +15,7 @@ from torch import nn
 
 from fedaudit import Turns, run
 from fedaudit.errors import PrivacyError, SettingError
-from fedaudit.methods.datafree._buffer import Sample, held
+from fedaudit.methods.datafree._buffer import Sample, a_round, held
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     decode,
@@ -73,8 +75,8 @@ def test_logits_meet_their_rows_whatever_rounds_peers_hold():
     for t in (1, 2, 3, 4, 5):
         E = {0: torch.randn(6, 4), 1: torch.randn(6, 4)}
         past[t] = {"Dec": state_of(Decoder(4, (1, 8, 8), width=2)), "E": E}
-    teacher = party(1, 5, {"B": {s: past[s] for s in (1, 3, 4)}})
-    student = party(0, 5, {"B": {s: past[s] for s in (2, 3, 4)}})
+    teacher = party(1, 5, {"B": {s: a_round(**past[s]) for s in (1, 3, 4)}})
+    student = party(0, 5, {"B": {s: a_round(**past[s]) for s in (2, 3, 4)}})
     method = DFFKE(h=4, w_Dec=2)
     message = Unified(past[5]["Dec"], past[5]["E"], seed=3)
     reply = method.answer(teacher, message)
@@ -105,7 +107,7 @@ def exchanged(**options):
     for t in (1, 2, 3):
         E = {k: torch.randn(n, 4) for k, n in sizes.items()}
         rounds[t] = {"Dec": state_of(Decoder(4, (1, 8, 8), width=2)), "E": E}
-    everybody = {k: party(k, 3, {"B": {s: rounds[s] for s in (1, 2)}}, n) for k, n in sizes.items()}
+    everybody = {k: party(k, 3, {"B": {s: a_round(**rounds[s]) for s in (1, 2)}}, n) for k, n in sizes.items()}
     method = DFFKE(h=4, w_Dec=2, **options)
     message = Unified(rounds[3]["Dec"], rounds[3]["E"], seed=3)
     answers = {k: method.answer(client, message).Y for k, client in everybody.items()}
@@ -149,6 +151,34 @@ def test_every_reading_of_the_exchange_reaches_fit():
     assert close(x[15:21], decode(rounds[3]["Dec"], rounds[3]["E"][0], (1, 8, 8)), DECODER)
     assert torch.equal(y[15:21, 0], answers[0][3])
     assert not exchanged(T_FKE=0)[3]
+
+
+@pytest.mark.parametrize("more", [{}, {"embed": True}, {"embed": True, "review": True}])
+def test_decoded_images_do_not_lie_in_memory_twice(more, monkeypatch):
+    """Seven rows of this round, two and three of the rounds before, six own records. When training begins, what was
+    decoded round by round is gone: all of it lies in the rows that are trained on."""
+    made, begun, real = [], [], DFFKE.images
+
+    def images(self, client, Dec, e):
+        found = real(self, client, Dec, e)
+        made.append(weakref.ref(found))
+        return found
+
+    def begins(self, client, loss, rows, **how):
+        gc.collect()
+        begun.append((len(made), sum(ref() is not None for ref in made), len(rows[0])))
+
+    monkeypatch.setattr(DFFKE, "images", images)
+    monkeypatch.setattr(DFFKE, "teach", begins)
+    rounds = {
+        t: a_round(state_of(Decoder(4, (1, 8, 8), width=2)), {k: torch.randn(7, 4) for k in (0, 1)}) for t in (1, 2, 3)
+    }
+    student = party(0, 3, {"B": {s: rounds[s] for s in (1, 2)}})
+    student.x, student.y = torch.randn(6, 1, 8, 8), torch.zeros(6, dtype=torch.long)
+    z = {"z": {"weight": torch.eye(4), "bias": torch.zeros(4)}} if more else {}
+    Y = {1: {s: torch.zeros(n, 3) for s, n in ((3, 7), (1, 2), (2, 3))}}
+    DFFKE(h=4, w_Dec=2, **more).learn_from_peers(student, {"t": rounds[3], "seed": 3, **z}, Y)
+    assert begun == [(3, 0, 18 if "review" in more else 12)]
 
 
 def test_an_exchange_without_a_buffer_or_without_peers():

@@ -26,7 +26,7 @@ def buffers(run: Path) -> list[dict[str, int]]:
         if state is None:  # it was never asked
             continue
         memory = decode(state, ClientState).memory
-        rows = [sum(len(e) for e in past["E"].values()) for past in held(memory).values()]
+        rows = [sum(past.rows("E", i) for i in past.keys("E")) for past in held(memory).values()]
         N = sum(rows) / max(len(rows), 1)
         formula = formula_bytes(len(rows), Dec.payload + Dec.buffers, round(N), world.method.h)
         table.append({"client": k, "R": len(rows), "N": round(N), "bytes": buffer_bytes(memory), "formula": formula})

@@ -1,5 +1,6 @@
 """Turns records into bytes and back: the grammar of the encoded tree, its inspection, and the packing of tensors."""
 
+from fedaudit.wire.codec.frozen import Frozen
 from fedaudit.wire.codec.grammar import (
     BLOB_LIMIT,
     STRING_LIMIT,
@@ -14,6 +15,7 @@ from fedaudit.wire.codec.grammar import (
     encode_field,
     encode_lazily,
     encode_tree,
+    freeze,
     held_again,
     known_content,
     read_header,
@@ -40,6 +42,7 @@ __all__ = [
     "BLOB_LIMIT",
     "STRING_LIMIT",
     "Base",
+    "Frozen",
     "Header",
     "bases_of",
     "check_size",
@@ -54,6 +57,7 @@ __all__ = [
     "encode_lazily",
     "encode_tree",
     "fields_of",
+    "freeze",
     "held_again",
     "known_content",
     "measure",

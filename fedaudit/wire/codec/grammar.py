@@ -13,6 +13,7 @@ the running program has itself defined. Nodes of the tree:
     {"m": ..., "z": [how, shapes, base]}        a state with compressed tensors: changes of the state sent in `base`
     {"d": [[key, node], ...]}                   a dict            {"l": [...]}, {"u": [...]}   a list, a tuple
     {"r": [class, {field: node}]}               a record
+    {"k": node}                                 what a client keeps frozen (fedaudit.wire.codec.frozen)
 """
 
 from __future__ import annotations
@@ -32,24 +33,28 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from fedaudit.errors import ContractError, WireError
+from fedaudit.wire.codec.frozen import Frozen
+from fedaudit.wire.codec.inspection import frozen_in, tensors_in
 from fedaudit.wire.codec.packing import (
     FORMAT,
     HELD_ON,
     NAMES,
     Blob,
+    Content,
     Gathered,
     Held,
     Spans,
     brought,
     contents_of,
     digest,
+    frozen_content,
     gathered,
     packed,
     raw,
     unpacked,
 )
 from fedaudit.wire.compression import PARTS, Stage, applies, from_parts, reference, restored, squeezed
-from fedaudit.wire.message import DTYPES, Declared, Dtype, LowRank, Record, State, class_named
+from fedaudit.wire.message import DTYPES, Declared, Down, Dtype, LowRank, Record, State, Up, class_named
 from fedaudit.wire.svd import recombined
 
 STRING_LIMIT = 4096  # characters: a longer text counts as data, and data travels as a tensor
@@ -73,9 +78,11 @@ STORED_TYPES = {
 class _Encoder:
     """Collects tensors while it turns a value into the JSON tree that stands around them."""
 
-    def __init__(self, compress: Stage | None = None, answered: Record | None = None) -> None:
-        self.compress, self.answered = compress, answered
+    def __init__(self, compress: Stage | None = None, answered: Record | None = None, keeps: bool = False) -> None:
+        """Begin. `keeps` says that frozen values may be in it: it is what a client keeps, and does not travel."""
+        self.compress, self.answered, self.keeps = compress, answered, keeps
         self.tensors: list[Tensor] = []
+        self.frozen: dict[int, Content] = {}  # by number: the contents of frozen tensors
         self._finite: list[tuple[int, str]] = []  # number and place of each tensor whose entries must be finite
 
     def tensor(self, t: Tensor, where: str, finite: bool) -> int:
@@ -94,21 +101,28 @@ class _Encoder:
         """Check the numbers of all tensors and return the tensors in main memory; those on a GPU in one transfer."""
         return brought(self.tensors, self._checked())
 
+    def digest(self, tree: str) -> str:
+        """Check the numbers of all tensors and return the digest of the tree and of all of them."""
+        return digest(tree, brought(self.tensors, self._checked(apart=self.frozen)), self.frozen)
+
     def lazily(self, text: str) -> Held:
         """Check the numbers of all tensors and return a `Held` message with copies on their own devices.
 
         A tensor that is held already with this content is neither checked nor copied again.
         """
-        known = contents_of(self.tensors)
-        there = self._checked({i for i, content in known.items() if content.finite})
+        known = contents_of(self.tensors, self.frozen)
+        there = self._checked({i for i, content in known.items() if content.finite}, self.frozen)
         for i, _ in self._finite:
             if i in known:
                 known[i].finite = True
-        return Held(text, self.tensors, there, known)
+        return Held(text, self.tensors, there, known, frozen=self.frozen)
 
-    def _checked(self, but: Collection[int] = ()) -> list[Gathered]:
-        """Raise if a number that must be finite is not; return the tensors on GPUs, gathered. Skip those in `but`."""
-        there, checked = gathered(self.tensors), {i: where for i, where in self._finite if i not in but}
+    def _checked(self, but: Collection[int] = (), apart: Collection[int] = ()) -> list[Gathered]:
+        """Raise if a number that must be finite is not; return the tensors on GPUs, gathered.
+
+        Those in `but` are not checked again, and those in `apart` are not gathered.
+        """
+        there, checked = gathered(self.tensors, apart), {i: where for i, where in self._finite if i not in but}
         # A sum is finite unless an entry is not, or the sum overflows. Only then look at every entry.
         sums: list[tuple[Tensor, list[int]]] = []
         for group, whole in there:  # one sum for a gathered group, if all of it must be finite
@@ -192,6 +206,8 @@ class _Encoder:
                 return node if dtype is None else {**node, "as": dtype}
             case Record():
                 return {"r": [value.class_id(), self.fields(value, where)]}
+            case Frozen():
+                return {"k": self._kept(value, where)}
             case Mapping():
                 if type(value) not in _MAPS:
                     raise _changeling(value, where, "dict")
@@ -212,6 +228,16 @@ class _Encoder:
             f"{where} is a {type(value).__module__}.{type(value).__qualname__}. Only tensors, states, numbers, short "
             "strings, and lists, tuples, dicts and records of these can travel."
         )
+
+    def _kept(self, value: Frozen, where: str) -> Any:
+        if type(value) is not Frozen:
+            raise _changeling(value, where, "Frozen")
+        if not self.keeps:
+            raise WireError(f"{where} is frozen, which stays with its client. Send a copy: what its `read` returns.")
+        first = len(self.tensors)
+        node = self.node(value.inside, where, finite=False)  # its numbers were checked when it was frozen
+        self.frozen.update(zip(range(first, len(self.tensors)), value.contents, strict=True))
+        return node
 
     def fields(self, record: Record, where: str) -> dict[str, Any]:
         nodes = {}
@@ -275,18 +301,37 @@ def _dequantise(t: Tensor, dtype: str) -> Tensor:
 def _digest_there(blob: bytes, head: Header) -> str:
     """Return the digest of a message from its bytes: of the tree, and of the tensors as they lie in the message."""
     h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
+    frozen = _frozen_there(blob, head)
     for i in range(len(head.tensors)):
         dtype, shape, begin, end = head.tensors[i]
         h.update(f"{STORED_TYPES[dtype]}{list(shape)}".encode())
-        h.update(view[begin:end])
+        h.update(frozen[i].encode() if i in frozen else view[begin:end])
     return h.hexdigest()
+
+
+def _frozen_there(blob: bytes, head: Header) -> dict[int, str]:
+    """Return, by number, the digests of the frozen tensors of a client's state, from its bytes."""
+    view = memoryview(blob)
+    return {i: xxhash.xxh3_128_hexdigest(view[slice(*head.tensors[i][2:])]) for i in frozen_in(head.tree)}
 
 
 def digest_of(value: Any) -> str:
     """Return a digest of any tree that may travel. It depends on the content only, not on where it is in memory."""
-    encoder = _Encoder()
+    encoder = _Encoder(keeps=True)
     tree = json.dumps(encoder.node(value, "value", None, False), separators=(",", ":"), allow_nan=False)
-    return digest(tree, encoder.settle())
+    return encoder.digest(tree)
+
+
+def freeze(value: Any) -> Frozen:
+    """Return a value frozen: a client may keep it as long as it likes, and read it, and nobody can change it.
+
+    Clients of one process that freeze equal tensors hold one copy of them. Freeze what is large and stays.
+    """
+    encoder = _Encoder()
+    node = encoder.node(value, "what is frozen")
+    encoder._checked()
+    contents = [frozen_content(t) for t in encoder.tensors]
+    return Frozen(_Decoder([content.of for content in contents]).value(node), contents)
 
 
 def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, finite: bool = True) -> bytes:
@@ -298,7 +343,12 @@ def encode_tree(value: Any, where: str = "value", dtype: Dtype | None = None, fi
 def _finished(encoder: _Encoder, node: Any) -> bytes:
     tree = json.dumps(node, separators=(",", ":"), allow_nan=False)
     tensors = encoder.settle()
-    return packed(tensors, f"{FORMAT}:{digest(tree, tensors)}:{tree}")
+    return packed(tensors, f"{FORMAT}:{digest(tree, tensors, encoder.frozen)}:{tree}")
+
+
+def _stays(record: Record) -> bool:
+    """Return whether a record is no message, but what a party keeps."""
+    return not isinstance(record, Up | Down)
 
 
 def encode(record: Record, compress: Stage | None = None, answered: Record | None = None) -> bytes:
@@ -306,7 +356,7 @@ def encode(record: Record, compress: Stage | None = None, answered: Record | Non
 
     With `compress`, releases go through that stage. `answered` is the message to which this one is the reply.
     """
-    encoder = _Encoder(compress, answered)
+    encoder = _Encoder(compress, answered, _stays(record))
     return _finished(encoder, encoder.node(record, type(record).__name__))
 
 
@@ -318,7 +368,7 @@ def encode_lazily(record: Record, device: torch.device | None) -> Blob:
     A large tensor that another message or state in this process holds already is neither checked nor copied again.
     Examples are a client's memory that did not change, and its model if the client has just sent it.
     """
-    encoder = _Encoder()
+    encoder = _Encoder(keeps=_stays(record))
     node = encoder.node(record, type(record).__name__)
     if device is None or device.type not in HELD_ON or any(t.dtype not in NAMES for t in encoder.tensors):
         return _finished(encoder, node)
@@ -333,10 +383,11 @@ def held_again(blob: bytes) -> Held:
     head = read_header(blob)
     with _reading(blob):
         tensors = _tensors(blob, head, torch.device("cpu"))
-        known = contents_of(tensors)
+        frozen = {i: frozen_content(tensors[i], found) for i, found in _frozen_there(blob, head).items()}
+        known = contents_of(tensors, frozen)
         for content in known.values():
             content.finite = True
-        return Held(head.text, tensors, [], known, mine=True)
+        return Held(head.text, tensors, [], known, mine=True, frozen=frozen)
 
 
 def encode_field(
@@ -429,8 +480,12 @@ def _no_base(field: str) -> Any:
 
 
 class _Decoder:
-    def __init__(self, tensors: list[Tensor], base: Base = _no_base):
+    def __init__(self, tensors: list[Tensor], base: Base = _no_base, frozen: Mapping[int, str] | None = None):
+        """Begin. `frozen` gives the digests of frozen tensors."""
         self.tensors, self.base = tensors, base
+        self.contents = {i: frozen_content(tensors[i], found) for i, found in (frozen or {}).items()}
+        for i, content in self.contents.items():
+            tensors[i] = content.of
         self.plain = False
 
     def value(self, node: Any) -> Any:
@@ -464,6 +519,8 @@ class _Decoder:
                 return [self.value(item) for item in items]
             case {"u": list(items), **rest} if not rest:
                 return tuple(self.value(item) for item in items)
+            case {"k": item, **rest} if not rest:
+                return Frozen(self.value(item), [self.contents[i] for i in sorted(tensors_in(item))])
             case {"r": [str(name), dict(fields)], **rest} if not rest:
                 values = {field: self.value(item) for field, item in fields.items()}
                 return values if self.plain else self._record(name, values)
@@ -506,12 +563,13 @@ def decode_tree(
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}. Send it in parts.")
     if isinstance(blob, Held):
         there = torch.device(device)
-        decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base)
+        digests = {i: content.digest for i, content in blob.frozen.items()}
+        decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base, digests)
         decoder.plain = plain
         return decoder.value(blob.tree)
     head = read_header(blob)
     with _reading(blob):
-        decoder = _Decoder(_tensors(blob, head, torch.device(device)), base)
+        decoder = _Decoder(_tensors(blob, head, torch.device(device)), base, _frozen_there(blob, head))
         decoder.plain = plain
         return decoder.value(head.tree)
 

@@ -32,6 +32,9 @@ def _walk(node: Any) -> Iterator[tuple[str, Any]]:
         case {"r": [_, fields]}:
             for item in fields.values():
                 yield from _walk(item)
+        case {"k": item}:
+            yield "frozen", item
+            yield from _walk(item)
         case _:
             yield "plain", node
 
@@ -137,6 +140,11 @@ def tensors_in(node: Any) -> set[int]:
             case "state", {"m": [first, names, _]}:
                 found.update(range(first, first + len(names)))
     return found
+
+
+def frozen_in(node: Any) -> set[int]:
+    """Return the numbers of the tensors of an encoded value that are frozen."""
+    return set().union(*(tensors_in(item) for what, item in _walk(node) if what == "frozen"))
 
 
 def state_tensors(node: Any) -> set[int]:

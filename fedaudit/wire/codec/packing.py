@@ -4,7 +4,8 @@ The format is safetensors', byte for byte as its own writer makes it. That write
 fetch a model from a GPU tensor by tensor. Here all tensors of one device and type come in one transfer, and are copied
 once, into the message. The way back is one transfer, too.
 
-`Held` is a message that stays in the process that made it. Its bytes are made only when somebody reads them.
+`Held` is a message that stays in the process that made it. Its bytes are made only when somebody reads them. What is
+frozen in it (see `frozen`) is neither copied nor fetched from a GPU: it counts by the digest of its content.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import math
 import warnings
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any, cast
 
@@ -49,11 +50,11 @@ def at_home(tensors: Sequence[Tensor]) -> list[Tensor]:
     return brought(tensors, gathered(tensors))
 
 
-def gathered(tensors: Sequence[Tensor]) -> list[Gathered]:
-    """Return, for each GPU and type, the numbers of its tensors, and those tensors joined into one."""
+def gathered(tensors: Sequence[Tensor], but: Collection[int] = ()) -> list[Gathered]:
+    """Return, for each GPU and type, the numbers of its tensors, all but `but`, and those tensors joined into one."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, t in enumerate(tensors):
-        if not _is_home(t):
+        if not _is_home(t) and i not in but:
             groups.setdefault((t.device, t.dtype), []).append(i)
     return [(group, torch.cat([tensors[i].detach().reshape(-1) for i in group])) for group in groups.values()]
 
@@ -157,12 +158,14 @@ def _table(
 _DIGEST_AT = 8 + len(f'{{"__metadata__":{{"fedaudit":"{FORMAT}:')  # the digest's position in a message
 
 
-def digest(tree: str, tensors: Sequence[Tensor]) -> str:
-    """Return the digest of the tree and of all bytes of tensors in main memory."""
+def digest(tree: str, tensors: Sequence[Tensor], frozen: Mapping[int, Content] | None = None) -> str:
+    """Return the digest of the tree and of all bytes of tensors in main memory. Of a frozen tensor, which may lie
+    elsewhere, the digest of its content stands for its bytes.
+    """
     h = xxhash.xxh3_128(tree.encode())
-    for t in tensors:
+    for i, t in enumerate(tensors):
         h.update(f"{t.dtype}{list(t.shape)}".encode())
-        h.update(raw(t))
+        h.update(frozen[i].digest.encode() if frozen and i in frozen else raw(t))
     return h.hexdigest()
 
 
@@ -171,7 +174,8 @@ def _copy(t: Tensor) -> Tensor:
 
 
 class Content:
-    """The content of a large tensor in main memory. This process holds one copy of equal tensors.
+    """The content of a large tensor in main memory, or of a frozen one. This process holds one copy of equal tensors on
+    a device.
 
     Only reading all of a tensor tells whether it changed. The object's identity does not, nor does torch's count of
     changes: writes through numpy or `.data` are not counted.
@@ -181,6 +185,12 @@ class Content:
         self.digest = digest
         self.tensor: Tensor | None = None  # the copy that is held
         self.finite = False  # whether all of its numbers were checked and are finite
+
+    @property
+    def of(self) -> Tensor:
+        """Return the tensor that is held, to be read only."""
+        assert self.tensor is not None, "nothing is held yet"
+        return self.tensor
 
     def held(self, t: Tensor, copy: Callable[[Tensor], Tensor]) -> Tensor:
         """Return the tensor that is held. If there is none yet, hold a copy of `t`, which has this content."""
@@ -193,21 +203,36 @@ LARGE = 1 << 16  # bytes from which a tensor is recognised by its content
 _contents: weakref.WeakValueDictionary[Any, Content] = weakref.WeakValueDictionary()  # a cache only
 
 
-def contents_of(tensors: Sequence[Tensor]) -> dict[int, Content]:
-    """Return, by number, the contents of the large tensors in main memory among these."""
+def contents_of(tensors: Sequence[Tensor], but: Collection[int] = ()) -> dict[int, Content]:
+    """Return, by number, the contents of the large tensors in main memory among these. Skip those in `but`."""
     found = {}
     for i, t in enumerate(tensors):
-        if t.numel() * t.element_size() >= LARGE and _is_home(t):
+        if t.numel() * t.element_size() >= LARGE and _is_home(t) and i not in but:
             digest = xxhash.xxh3_128_hexdigest(raw(t.detach().contiguous()))
             key = digest, t.dtype, tuple(t.shape)
             found[i] = _contents.get(key) or _contents.setdefault(key, Content(digest))
     return found
 
 
+def frozen_content(t: Tensor, found: str | None = None) -> Content:
+    """Return the content of a tensor that stays as it is, on its device.
+
+    `found` is its digest, if that is known: then nobody else has the tensor, and it is held without a copy.
+    """
+    copy = _copy if found is None else torch.detach
+    if found is None:
+        found = xxhash.xxh3_128_hexdigest(raw(_brought(t.detach().contiguous())))
+    key = found, t.dtype, tuple(t.shape), t.device
+    content = _contents.get(key) or _contents.setdefault(key, Content(found))
+    content.held(t, copy)
+    return content
+
+
 class Held:
     """A message that was encoded in this process: the tree as text, and the tensors on their own devices.
 
-    It stands for its bytes, and nobody may change it. Decoding gives copies of the tensors.
+    It stands for its bytes, and nobody may change it. Decoding gives copies of the tensors, but of frozen ones the
+    tensors themselves.
     """
 
     def __init__(
@@ -217,12 +242,15 @@ class Held:
         there: Sequence[Gathered],
         known: Mapping[int, Content] | None = None,
         mine: bool = False,
+        frozen: Mapping[int, Content] | None = None,
     ):
         """Hold a message. `known` gives, by number, the contents of some tensors, which may be held already. `mine`
-        says that nobody else has the tensors, so that they need not be copied."""
+        says that nobody else has the tensors, so that they need not be copied. `frozen` gives the contents of those
+        that are frozen."""
         elsewhere = {i for group, _ in there for i in group}
         self.text, self._there = text, list(there)
-        self._known = known = known or {}
+        self.frozen = frozen or {}
+        self._known = known = {**(known or {}), **self.frozen}
         copy = torch.detach if mine else _copy
         self._own = [
             known[i].held(t, copy) if i in known else torch.empty_like(t, device="meta") if i in elsewhere else copy(t)
@@ -232,23 +260,42 @@ class Held:
         head = {"fedaudit": f"{FORMAT}:{unknown}:{text}"}
         self._start, self._order, self.spans = _laid_out(self._own, head)
         self._length = len(self._start) + sum(end - begin for *_, begin, end in self.spans.values())
-        self._ready = _done_by_now(there)
+        self._ready = _done_by_now([*(whole for _, whole in there), *(self._own[i] for i in self.frozen)])
 
     def __len__(self) -> int:
         return self._length
 
     @cached_property
+    def shared(self) -> dict[int, int]:
+        """Return the bytes of each frozen tensor, by the identity of its content, which other messages may hold too."""
+        return {id(content): self._own[i].nbytes for i, content in self.frozen.items()}
+
+    @cached_property
+    def alone(self) -> int:
+        """Return the bytes of all but its frozen tensors."""
+        return self._length - sum(self._own[i].nbytes for i in self.frozen)
+
+    @cached_property
     def tensors(self) -> list[Tensor]:
         """Return all tensors in main memory, and keep them there."""
-        return brought(self._own, self._there, self._ready)
+        return self.at_home()
 
-    def at_home(self) -> list[Tensor]:
-        """Return all tensors in main memory, without keeping them there."""
-        return vars(self).get("tensors") or brought(self._own, self._there, self._ready)
+    def at_home(self, but: Collection[int] = ()) -> list[Tensor]:
+        """Return all tensors in main memory, without keeping them there. Frozen ones in `but` stay where they are."""
+        if "tensors" in vars(self):
+            return self.tensors
+        home = brought(self._own, self._there, self._ready)
+        return [self.home_of(i) if i in self.frozen and i not in but else t for i, t in enumerate(home)]
+
+    def home_of(self, i: int) -> Tensor:
+        """Return a frozen tensor in main memory."""
+        t = self._own[i]
+        return t if _is_home(t) else _brought(t, self._ready)
 
     @cached_property
     def digest(self) -> str:
-        return digest(self.text, self.tensors)
+        home = self.at_home(self.frozen) if self.frozen else self.tensors
+        return digest(self.text, home, self.frozen)
 
     @cached_property
     def tree(self) -> Any:
@@ -259,11 +306,14 @@ class Held:
         """Return the digest of a tensor's bytes, or None if it is not known."""
         return self._known[i].digest if i in self._known else None
 
-    def pieces(self, home: Sequence[Tensor]) -> list[tuple[int, Any]]:
-        """Return (-1, the bytes before the tensors), then (number, bytes) for each tensor, in their order."""
-        found = vars(self).get("digest") or digest(self.text, home)
+    def pieces(self, home: Sequence[Tensor], but: Collection[int] = ()) -> list[tuple[int, Any]]:
+        """Return (-1, the bytes before the tensors), then (number, bytes) for each tensor, in their order.
+
+        Those in `but` are left out.
+        """
+        found = vars(self).get("digest") or digest(self.text, home, self.frozen)
         start = self._start[:_DIGEST_AT] + found.encode() + self._start[_DIGEST_AT + len(found) :]
-        return [(-1, start), *((i, raw(home[i])) for i in self._order)]
+        return [(-1, start), *((i, raw(home[i])) for i in self._order if i not in but)]
 
     def __bytes__(self) -> bytes:
         return b"".join([piece for _, piece in self.pieces(self.at_home())])
@@ -273,12 +323,16 @@ class Held:
 
     def seen(self, device: torch.device) -> list[Tensor] | None:
         """Return the tensors themselves, to be read only, or None if they do not lie one by one on that device."""
-        return None if self._there or device.type != "cpu" else self._own
+        apart = bool(self._there) or any(not _is_home(self._own[i]) for i in self.frozen)
+        return None if apart or device.type != "cpu" else self._own
 
     def copies(self, device: torch.device) -> list[Tensor]:
-        """Return copies of the tensors on a device."""
+        """Return copies of the tensors on a device. Frozen ones that lie there come as they are."""
         here = device.type == "cpu"
-        found = [t if t.is_meta else t.clone() if here else t.to(device) for t in self._own]
+        found = [
+            t if t.is_meta else t.clone() if here and i not in self.frozen else t.to(device)
+            for i, t in enumerate(self._own)
+        ]
         for group, whole in self._there:
             sizes = [self._own[i].numel() for i in group]
             parts = cast(Any, torch.split_with_sizes_copy)(whole.to(device), sizes)
@@ -287,9 +341,9 @@ class Held:
         return found
 
 
-def _done_by_now(there: Sequence[Gathered]) -> Any:
-    """Return an event that marks the end of the GPU's work so far, or None without a GPU."""
-    if not any(whole.is_cuda for _, whole in there):
+def _done_by_now(tensors: Sequence[Tensor]) -> Any:
+    """Return an event that marks the end of the GPU's work so far, or None if no tensor lies on a GPU."""
+    if not any(t.is_cuda for t in tensors):
         return None
     event = torch.cuda.Event()
     event.record()

@@ -312,7 +312,7 @@ def test_three_rounds(reading, tmp_path):
             close(nets[k].state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
             memory[k][t] = (Dec_state, E_)
             memory[k] = {s: memory[k][s] for s in sorted(memory[k])[-R:]}
-            kept = ran.memory(k, t)["B"]
+            kept = {s: past.read() for s, past in ran.memory(k, t)["B"].items()}
             assert list(kept) == list(memory[k])
             for s in kept:
                 close(memory[k][s][0], kept[s]["Dec"], f"client {k}'s buffer, round {s}")

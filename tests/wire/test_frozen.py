@@ -1,0 +1,196 @@
+"""What a client keeps frozen: how it is read, that nobody can change it, and that it is held and written once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from fedaudit import Frozen, State, Up, freeze, public
+from fedaudit.errors import ContractError, WireError
+from fedaudit.privacy.provenance import Provenance
+from fedaudit.runtime.checkpoint import Store
+from fedaudit.runtime.task import ClientState
+from fedaudit.wire.codec import decode, digest_of, encode, encode_lazily, packing, tree_of
+from fedaudit.wire.codec.inspection import frozen_in, tensors_in
+from fedaudit.wire.message import Size
+
+CPU = torch.device("cpu")
+LARGE = torch.arange(40_000.0)  # 160 000 bytes
+
+
+def some() -> dict[str, Any]:
+    return {"Dec": State({"w": torch.ones(2, 2), "n": torch.tensor([3.0])}, buffers=["n"]), "E": {4: LARGE.view(-1, 4)}}
+
+
+def kept(memory: dict[str, Any], seed: int = 0) -> ClientState:
+    return ClientState(State({"w": torch.full((100,), float(seed))}), memory, 0, {})
+
+
+def tensor_of(state: ClientState) -> Tensor:
+    found: Tensor = state.memory["B"].inside["E"][4]
+    return found
+
+
+def test_a_frozen_value_is_read_by_its_keys_and_rows() -> None:
+    frozen = freeze(some())
+    assert (frozen.keys(), frozen.keys("E"), frozen.keys("Dec")) == (["Dec", "E"], [4], ["w", "n"])
+    assert (frozen.rows("E", 4), frozen.size("Dec")) == (10_000, Size(16, 4))
+    assert frozen.size("E", 4) == Size(160_000)
+    assert frozen.read("E", 4, rows=torch.tensor([2, 0])).tolist() == [[8, 9, 10, 11], [0, 1, 2, 3]]
+    whole = frozen.read()
+    assert torch.equal(whole["E"][4].flatten(), LARGE)
+    assert isinstance(whole["Dec"], State)
+    assert list(whole["Dec"].buffers) == ["n"]
+
+
+def test_nobody_changes_a_frozen_value() -> None:
+    """Neither who froze it, nor who read it."""
+    mine = some()
+    frozen = freeze(mine)
+    before = digest_of(frozen)
+    mine["E"][4].add_(0)
+    mine["Dec"]["w"].zero_()
+    for read in (frozen.read("Dec")["w"], frozen.read("E", 4), frozen.read("E", 4, rows=torch.arange(10_000))):
+        read.fill_(7)
+    assert frozen.read("Dec")["w"].tolist() == [[1, 1], [1, 1]]
+    assert torch.equal(frozen.read("E", 4).flatten(), LARGE)
+    assert digest_of(frozen) == before == digest_of(freeze(some()))
+
+
+def test_what_is_not_there_is_named() -> None:
+    frozen = freeze(some())
+    with pytest.raises(ContractError, match=r"A frozen value has no 5 under \['E'\]. Look at its `keys`"):
+        frozen.read("E", 5)
+    with pytest.raises(ContractError, match=r"A frozen value has no 'e'\. Look at its `keys`"):
+        frozen.keys("e")
+    with pytest.raises(ContractError, match=r"\['Dec'\] of a frozen value is a State. Only tensors have rows"):
+        frozen.read("Dec", rows=torch.tensor([0]))
+
+
+def test_what_cannot_travel_cannot_be_frozen() -> None:
+    with pytest.raises(WireError, match=r"what is frozen\['a'\] holds NaN or infinity"):
+        freeze({"a": torch.tensor([torch.inf])})
+    with pytest.raises(WireError, match="what is frozen is frozen, which stays with its client"):
+        freeze(freeze(LARGE))
+
+
+class Told(Up):
+    value: Any = public()
+
+
+def test_a_message_cannot_hold_a_frozen_value() -> None:
+    for encoded in (encode, lambda message: encode_lazily(message, CPU)):
+        with pytest.raises(WireError, match=r"Told\.value\['a'\] is frozen, which stays with its client. Send a copy"):
+            encoded(Told({"a": freeze(LARGE)}))
+
+    class Sly(Frozen):
+        pass
+
+    with pytest.raises(WireError, match=r"A subclass may misreport its content\. Send a plain Frozen"):
+        encode(kept({"a": Sly(LARGE, [])}))
+
+
+def test_the_digest_is_that_of_the_content() -> None:
+    one = digest_of({"a": freeze(some())})
+    assert one == digest_of({"a": freeze(some())})
+    assert one != digest_of({"a": some()})
+    for key, value in (("E", {4: LARGE.view(-1, 4) + 1}), ("E", {5: LARGE.view(-1, 4)}), ("E", {4: LARGE.view(4, -1)})):
+        assert one != digest_of({"a": freeze({**some(), key: value})})
+
+
+def test_a_state_is_the_same_held_and_as_bytes() -> None:
+    state = kept({"B": freeze(some()), "x": LARGE + 1})
+    held, blob = encode_lazily(state, CPU), encode(state)
+    assert bytes(held) == blob
+    assert len(held) == len(blob)
+    tree, _ = tree_of(blob)
+    assert len(tensors_in(tree)) == 5
+    assert len(frozen_in(tree)) == 3
+    for stored in (held, blob):
+        again = decode(stored, ClientState)
+        assert type(again.memory["B"]) is Frozen
+        assert digest_of(again.memory["B"]) == digest_of(state.memory["B"])
+        assert torch.equal(again.memory["B"].read("E", 4).flatten(), LARGE)
+        assert encode(again) == blob
+
+
+def test_all_clients_of_a_process_hold_one_copy() -> None:
+    """Each froze what it got by itself. Held or read from bytes, it is one tensor; everything else is a copy."""
+    states = [kept({"B": freeze(some()), "x": LARGE + 1}, seed) for seed in (0, 1)]
+    found = [decode(encode_lazily(state, CPU), ClientState) for state in states]
+    found += [decode(encode(state), ClientState) for state in states]
+    assert len({tensor_of(state).data_ptr() for state in (*states, *found)}) == 1
+    assert len({state.memory["x"].data_ptr() for state in found}) == 4
+    held = encode_lazily(states[0], CPU)
+    assert isinstance(held, packing.Held)
+    there = held.copies(CPU)
+    assert [there[i] is content.of for i, content in held.frozen.items()] == [True] * 3, "and no copy is made for it"
+
+
+def test_damage_to_a_frozen_tensor_is_seen() -> None:
+    blob = bytearray(encode(kept({"B": freeze(some())})))
+    at = bytes(blob).index(LARGE[:64].numpy().tobytes())
+    blob[at + 8] ^= 1
+    with pytest.raises(WireError, match="the checksum does not match"):
+        decode(bytes(blob), ClientState)
+
+
+@pytest.fixture
+def brought(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """As if all tensors lay on a GPU: the bytes of each transfer from it."""
+    bytes_of: list[int] = []
+    real = packing._brought
+
+    def counted(flat: Tensor, ready: Any = None) -> Tensor:
+        bytes_of.append(flat.nbytes)
+        return real(flat, ready)
+
+    monkeypatch.setattr(packing, "_brought", counted)
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    return bytes_of
+
+
+def test_a_frozen_tensor_leaves_its_device_to_be_frozen_and_to_be_written(brought: list[int], tmp_path: Path) -> None:
+    """Two clients freeze it, which takes a look each. One file is written, and none in the rounds after."""
+    store = Store(tmp_path)
+    frozen = [freeze(some()) for _ in range(2)]
+    assert sorted(brought) == [4, 4, 16, 16, 160_000, 160_000]
+    brought.clear()
+    for t in (1, 2, 3):
+        for k in (0, 1):
+            store.put_client(k, t, 0, encode_lazily(kept({"B": frozen[k], "t": t}, k), CPU))
+        store.commit(t, b"", {})
+    assert brought.count(160_000) == 1, "when its file was written"
+    assert sum(brought) < 160_000 + 6 * 500, "else the models and what is small"
+    brought.clear()
+    for value in frozen:
+        digest_of({"B": value})
+    assert not brought
+    again = Store(tmp_path)
+    again.head()
+    state = decode(again.client(1) or b"", ClientState)
+    assert torch.equal(state.memory["B"].read("E", 4).flatten(), LARGE)
+    assert len(list(tmp_path.glob("part-*"))) == 1
+
+
+def test_a_frozen_tensor_takes_room_once(brought: list[int], tmp_path: Path) -> None:
+    """Five states of 160 000 bytes and a few stay in a room of 200 000; with a tensor of their own one of them does."""
+    for memory, stay in ((lambda: {"B": freeze(some())}, 5), (lambda: {"B": some()}, 1)):
+        store = Store(tmp_path / str(stay), stays=200_000)
+        for k in range(5):
+            store.put_client(k, 1, 0, encode_lazily(kept(memory(), k), CPU))
+        store.settle()
+        assert sum(store.client(k) is store.client(k) for k in range(5)) == stay
+
+
+def test_memory_that_was_frozen_anew_after_a_look_is_a_change() -> None:
+    model = torch.nn.Linear(1, 1)
+    for after, dirty in ((some(), False), ({**some(), "E": {4: LARGE.view(-1, 4) * 2}}, True)):
+        seen = Provenance(None, [], {})
+        seen.look(model, {"B": freeze(some())})
+        seen.settle(model, {"B": freeze(after)})
+        assert seen.dirty is dirty
