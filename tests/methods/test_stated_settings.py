@@ -57,7 +57,7 @@ STATED = {
     "fedgen": f"{VIEWED} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
     "fedgen_lg": f"{VIEWED} B_hat=128 alpha=1.0 first=1 I_g=50 B_g=128 eta_g=0.0003 d=64 hidden=512 lambda_div=0.0",
     "fedgh": f"{VIEWED} S=1 B_s=1 eta_s=0.01",  # stated: Algorithm 1 goes once through, one at a time; FedFree, A2
-    "fedkd": f"{LOCAL} T_start=0.95 T_end=0.98",  # stated: FedFree, Table A2
+    "fedkd": f"{VIEWED} T_start=0.95 T_end=0.98",  # stated: FedFree, Table A2
     "fedktl": f"{LOCAL} mu=1.0 s=64.0 m=0.5 S=100 eta_s=0.01 lam=1.0 H=64 S_G=300 width=32",  # s and m: its library
     "fedmd": "E_0=20[0, E_k=20[0, B_0=5000[1, E_digest=1[0, E=4[0, B=64[1, eta=0.001(0,",
     "fednova": "momentum=0.0[0,1) weight_decay=0.0[0, E=1[1, B=64 eta=0.01(0, mu=0.0[0,",
@@ -72,7 +72,7 @@ STATED = {
     "fedzkt": "E=1 B=64 eta=0.01 mu=0.1 I=50 I_g=1 I_d=5 I_k=50 B_s=64 eta_g=0.001 eta_d=0.01 eta_k=0.01 momentum=0.9 "
     "d=100 width=128 keep_statistics=True",
     "fke": EXCHANGED,
-    "fml": f"{LOCAL} alpha=0.5 beta=0.5",
+    "fml": f"{VIEWED} alpha=0.5 beta=0.5",
     "heterofl": f"{AVERAGED} sigma=4 weighted=True scaled=True masked=True sbn=True",
     "lgfedavg": VIEWED,
     "local": VIEWED,

@@ -70,7 +70,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
                 "sync": True,
                 "fresh": True,
                 "md": "MSE",
-            }
+            },
         },
     ),
     "fedgen@image": ("fedgen", {"set": {"space": "image"}}),
