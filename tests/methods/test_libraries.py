@@ -38,6 +38,9 @@ RIVALS = {
     "fedgen_lg": {"B_hat": 100, "I_g": 100, "B_g": 100, "eta_g": 0.1, "d": 32, "hidden": 512, "noise": "uniform",
                   "teacher": "samples", "weights": "samples", "alpha": 1.0, "first": 1, "lambda_div": 0.0,
                   "space": "latent"},
+    "fml": {"alpha": 0.5, "beta": 0.5, "teaching": "joint", "clip": 10.0, "eta_shared": 0.01},
+    "fedkd": {"T_start": 0.95, "T_end": 0.98, "intensity": "batch", "weights": "equal", "clip": 10.0,
+              "eta_shared": 0.01},
 }  # fmt: skip
 TRAINED = {"opt": "adam", "eta": 0.001, "E": 1, "B": 100, "weight_decay": 1e-5, "crop": 4, "flip": True, "jitter": 0.4}
 
