@@ -71,6 +71,16 @@ def test_what_is_not_there_is_named() -> None:
         frozen.read("Dec", rows=torch.tensor([0]))
 
 
+def test_only_what_has_keys_gives_keys() -> None:
+    """The "keys" of a list would be the tensors that all clients hold, and those of a tensor its rows."""
+    frozen = freeze({"E": torch.ones(2, 2), "l": [torch.ones(3)], "n": 1})
+    for key, kind in (("E", "Tensor"), ("l", "list"), ("n", "int")):
+        with pytest.raises(ContractError, match=rf"\['{key}'\] of a frozen value is a {kind}. Only dicts and states"):
+            frozen.keys(key)
+    with pytest.raises(ContractError, match="^A frozen value is a list. Only dicts and states have keys. Call `read`"):
+        freeze([LARGE]).keys()
+
+
 def test_what_cannot_travel_cannot_be_frozen() -> None:
     with pytest.raises(WireError, match=r"what is frozen\['a'\] holds NaN or infinity"):
         freeze({"a": torch.tensor([torch.inf])})

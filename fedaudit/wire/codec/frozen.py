@@ -49,7 +49,10 @@ class Frozen:
 
     def keys(self, *path: int | str) -> list[Any]:
         """Return the keys of the dict, or the names of the state, that lies under these keys."""
-        return list(self._at(path))
+        found = self._at(path)
+        if not isinstance(found, dict):  # a list would give its tensors, and a tensor its rows, which are no copies
+            raise ContractError(f"{_named(path, found)}. Only dicts and states have keys. Call `read` for its content.")
+        return list(found)
 
     def read(self, *path: int | str, rows: Tensor | None = None) -> Any:
         """Return a copy of what lies under these keys; with `rows`, of these rows of the tensor there."""
@@ -61,7 +64,7 @@ class Frozen:
     def _tensor(self, path: Sequence[int | str]) -> Tensor:
         found = self._at(path)
         if not isinstance(found, Tensor):
-            raise ContractError(f"{list(path)} of a frozen value is a {type(found).__name__}. Only tensors have rows.")
+            raise ContractError(f"{_named(path, found)}. Only tensors have rows.")
         return found
 
     def _at(self, path: Sequence[int | str]) -> Any:
@@ -73,3 +76,7 @@ class Frozen:
                 where = f" under {list(path[:depth])}" if depth else ""
                 raise ContractError(f"A frozen value has no {key!r}{where}. Look at its `keys`.") from e
         return found
+
+
+def _named(path: Sequence[int | str], found: Any) -> str:
+    return f"{f'{list(path)} of a' if path else 'A'} frozen value is a {type(found).__name__}"
