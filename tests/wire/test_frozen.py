@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Frozen, State, Up, freeze, public
+from fedaudit import Frozen, LowRank, State, Up, freeze, public
 from fedaudit.errors import ContractError, WireError
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.runtime.checkpoint import Store
@@ -77,7 +77,7 @@ def test_only_what_has_keys_gives_keys() -> None:
     for key, kind in (("E", "Tensor"), ("l", "list"), ("n", "int")):
         with pytest.raises(ContractError, match=rf"\['{key}'\] of a frozen value is a {kind}. Only dicts and states"):
             frozen.keys(key)
-    with pytest.raises(ContractError, match="^A frozen value is a list. Only dicts and states have keys. Call `read`"):
+    with pytest.raises(ContractError, match=r"^A frozen value is a list. Only dicts and states have keys. Call `read`"):
         freeze([LARGE]).keys()
 
 
@@ -139,6 +139,17 @@ def test_all_clients_of_a_process_hold_one_copy() -> None:
     assert isinstance(held, packing.Held)
     there = held.copies(CPU)
     assert [there[i] is content.of for i, content in held.frozen.items()] == [True] * 3, "and no copy is made for it"
+
+
+def test_a_state_of_low_rank_is_frozen_as_it_would_arrive() -> None:
+    """It travels as two factors and a bias, and arrives as a matrix and a bias."""
+    state = State({"w": torch.outer(torch.arange(20.0), torch.ones(20)), "b": torch.ones(3)})
+    frozen = freeze({"a": LowRank(state, energy=0.9)})
+    assert frozen.keys("a") == ["w", "b"]
+    assert torch.allclose(frozen.read("a", "w"), state["w"], atol=1e-5)
+    again = decode(encode(kept({"B": frozen})), ClientState).memory["B"]
+    assert digest_of(again) == digest_of(frozen)
+    assert torch.equal(again.read("a")["w"], frozen.read("a")["w"])
 
 
 def test_damage_to_a_frozen_tensor_is_seen() -> None:

@@ -327,8 +327,10 @@ def freeze(value: Any) -> Frozen:
 
     Clients of one process that freeze equal tensors hold one copy of them. Freeze what is large and stays.
     """
-    encoder = _Encoder()
-    node = encoder.node(value, "what is frozen")
+    sent = _Encoder()
+    node = sent.node(value, "what is frozen")
+    encoder = _Encoder()  # as it would arrive: a LowRank as a State, whose tensors are others than those that travel
+    node = encoder.node(_Decoder(sent.tensors).value(node), "what is frozen")
     encoder._checked()
     contents = [frozen_content(t) for t in encoder.tensors]
     return Frozen(_Decoder([content.of for content in contents]).value(node), contents)
