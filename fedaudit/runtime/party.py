@@ -36,7 +36,7 @@ from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
 from fedaudit.training.stacked.stack import Job
-from fedaudit.wire.codec import digest_of
+from fedaudit.wire.codec import Frozen, digest_of
 from fedaudit.wire.message import Down, State, Up
 from fedaudit.wire.release import Protection
 
@@ -573,7 +573,9 @@ def described(
 
 
 def digest_of_all(value: Any) -> str:
-    """Return a digest of numbers, tensors and networks, and of what holds them; of anything else its type counts."""
+    """Return a digest of numbers, tensors, networks and frozen values, and of what holds them; of anything else its
+    type counts.
+    """
     found: list[str] = []
     todo = [value]
     while todo:
@@ -589,6 +591,8 @@ def digest_of_all(value: Any) -> str:
             todo += value
         elif isinstance(value, Tensor):
             found.append(f"{value.dtype} {list(value.shape)} {digest_of(value.detach())}")
+        elif isinstance(value, Frozen):
+            found.append(f"frozen {digest_of(value)}")
         else:
             plain = isinstance(value, str | int | float | bytes | None)
             found.append(repr(value) if plain else type(value).__qualname__)

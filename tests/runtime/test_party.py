@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Augment, State, Up, ce, private, run, sgd
+from fedaudit import Augment, State, Up, ce, freeze, private, run, sgd
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.ledger import LedgerEntry
@@ -140,6 +140,7 @@ def test_a_digest_tells_everything_that_a_training_is_told():
         {"a": torch.ones(1, 2), "b": [1, 2.5, "text", None]}, {"a": torch.ones(2), "b": (1, 2.5, "text", None)},
         {"a": torch.ones(2), "b": [1, 2.5, "text"]}, {"a": torch.ones(2), "b": [1, 2.5, "text", 0]},
         {"a": torch.zeros(2), "b": [1, 2.5, "text", None]},
+        {"a": freeze(torch.ones(2)), "b": []}, {"a": freeze(torch.zeros(2)), "b": []},
     ]  # fmt: skip
     found = [digest_of_all(value) for value in (one, *others)]
     assert len(set(found)) == len(found)
