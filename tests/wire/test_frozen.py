@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,35 @@ def test_what_is_not_there_is_named() -> None:
         frozen.keys("e")
     with pytest.raises(ContractError, match=r"\['Dec'\] of a frozen value is a State. Only tensors have rows"):
         frozen.read("Dec", rows=torch.tensor([0]))
+
+
+@pytest.mark.parametrize("read_back", [False, True])
+def test_who_changes_what_all_clients_hold_is_told(read_back: bool) -> None:
+    """`read` gives copies. Who writes into the value itself is told so, and so are the others who hold it."""
+
+    def value() -> dict[str, Any]:
+        return {"E": {4: LARGE + 5 + read_back}}  # nobody else holds that
+
+    mine, other, apart = (kept({"B": freeze(value())}) for _ in range(3))
+    if read_back:
+        mine = decode(encode(mine), ClientState)
+    apart, model, seen = copy.deepcopy(apart), torch.nn.Linear(1, 1), Provenance(None, [], {})
+    seen.look(model, mine.memory)
+    tensor_of(mine)[:2].zero_()
+    told = "was changed in place after it was frozen, for all clients that hold it. Change a copy: what its `read`"
+    with pytest.raises(ContractError, match=f"^value {told}"):
+        seen.settle(model, mine.memory)
+    with pytest.raises(ContractError, match=rf"^ClientState\.memory\['B'\] {told}"):
+        encode_lazily(other, CPU)
+    assert torch.equal(apart.memory["B"].read("E", 4), value()["E"][4])
+    assert digest_of(apart.memory), "a copy is another tensor, which nobody changed"
+
+
+def test_a_value_may_be_frozen_in_inference_mode() -> None:
+    """Torch does not count changes of a tensor that was made there."""
+    with torch.inference_mode():
+        frozen = freeze(LARGE + 9)
+    assert digest_of(frozen) == digest_of(decode(encode(kept({"B": frozen})), ClientState).memory["B"])
 
 
 def test_only_what_has_keys_gives_keys() -> None:

@@ -234,6 +234,11 @@ class _Encoder:
             raise _changeling(value, where, "Frozen")
         if not self.keeps:
             raise WireError(f"{where} is frozen, which stays with its client. Send a copy: what its `read` returns.")
+        if any(content.changed for content in value.contents):
+            raise ContractError(
+                f"{where} was changed in place after it was frozen, for all clients that hold it. Change a copy: what "
+                "its `read` returns."
+            )
         first = len(self.tensors)
         node = self.node(value.inside, where, finite=False)  # its numbers were checked when it was frozen
         self.frozen.update(zip(range(first, len(self.tensors)), value.contents, strict=True))

@@ -185,6 +185,7 @@ class Content:
         self.digest = digest
         self.tensor: Tensor | None = None  # the copy that is held
         self.finite = False  # whether all of its numbers were checked and are finite
+        self._count = 0  # torch's count of changes of that copy, when it was made
 
     @property
     def of(self) -> Tensor:
@@ -196,7 +197,22 @@ class Content:
         """Return the tensor that is held. If there is none yet, hold a copy of `t`, which has this content."""
         if self.tensor is None:
             self.tensor = copy(t)
+            self._count = _changes(self.tensor)
         return self.tensor
+
+    @property
+    def changed(self) -> bool:
+        """Return whether somebody changed the tensor that is held, as far as torch counts changes."""
+        return self.tensor is not None and _changes(self.tensor) != self._count
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what a copy or a pickle of a content holds. Its tensor is another one, with a count of its own."""
+        vars(self).update(state)
+        self._count = 0 if self.tensor is None else _changes(self.tensor)
+
+
+def _changes(t: Tensor) -> int:
+    return 0 if t.is_inference() else t._version  # torch does not count for tensors made in inference mode
 
 
 LARGE = 1 << 16  # bytes from which a tensor is recognised by its content
