@@ -1,4 +1,4 @@
-"""What a client keeps as it is: large, read now and then, and never changed.
+"""Frozen values: a client keeps them as they are. They are large, read now and then, and never changed.
 
 A client's state is read before each of its tasks and written after it, tensor by tensor, so that what it keeps for many
 rounds costs more with each of them. A frozen value is looked at once, when it is frozen. From then on its digest stands
