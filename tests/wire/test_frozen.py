@@ -228,6 +228,20 @@ def test_a_frozen_tensor_leaves_its_device_to_be_frozen_and_to_be_written(brough
     assert len(list(tmp_path.glob("part-*"))) == 1
 
 
+@pytest.mark.parametrize("stays", [0, 1 << 30])
+def test_what_was_forgotten_and_comes_back_is_written_again(stays: int, tmp_path: Path) -> None:
+    """The file of a tensor that nobody holds is removed. A client that misses that round gets it again (DFFKE)."""
+    store = Store(tmp_path, stays)
+    for t, values in enumerate(([LARGE], [LARGE + 1], [LARGE, LARGE + 1], [], [LARGE]), 1):
+        store.put_client(0, t, 0, encode_lazily(kept({"B": [freeze(value) for value in values]}), CPU))
+        store.commit(t, b"", {})
+        assert len(list(tmp_path.glob("part-*"))) == len(values)
+        again = Store(tmp_path)
+        again.peek()
+        found = decode(again.client(0) or b"", ClientState).memory["B"]
+        assert [value.read().tolist() for value in found] == [value.tolist() for value in values]
+
+
 def test_a_frozen_tensor_takes_room_once(brought: list[int], tmp_path: Path) -> None:
     """Five states of 160 000 bytes and a few stay in a room of 200 000; with a tensor of their own one of them does."""
     for memory, stay in ((lambda: {"B": freeze(some())}, 5), (lambda: {"B": some()}, 1)):
