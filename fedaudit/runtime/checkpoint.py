@@ -20,6 +20,7 @@ import errno
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -86,6 +87,26 @@ class _Pending:
     state: Blob = b""
 
 
+class _Taken:
+    """Counts the bytes that states take on their device. What is frozen lies there once, for all that hold it."""
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        self._holders: Counter[int] = Counter()  # by the identity of a frozen content: how many states hold it
+
+    def more(self, state: Held) -> int:
+        """Return how many bytes more it would be with this state."""
+        return state.alone + sum(size for key, size in state.shared.items() if not self._holders[key])
+
+    def add(self, state: Held) -> None:
+        self.bytes += self.more(state)
+        self._holders.update(state.shared.keys())
+
+    def remove(self, state: Held) -> None:
+        self._holders -= Counter(state.shared.keys())  # without those that nobody holds any more
+        self.bytes -= self.more(state)
+
+
 class Store:
     def __init__(self, folder: Path, stays: int | None = None):
         """Open the store in `folder`. `stays` is how many bytes of states may stay on their device."""
@@ -94,6 +115,7 @@ class Store:
         self._stays = STAYS if stays is None else stays
         # By client: the file of a state that stays on its device, and the state.
         self._held: dict[int, tuple[str, Held]] = {}
+        self._taken = _Taken()  # by those
         self._unwritten: set[int] = set()  # those of them whose file is not written yet
         self._head = folder / "HEAD.json"
         self._behind = ThreadPoolExecutor(1, "checkpoint")
@@ -139,8 +161,10 @@ class Store:
         before, self.clients[k] = self.clients.get(k, name), name
         written = k not in self._unwritten
         self._unwritten.discard(k)
-        self._held.pop(k, None)
-        if isinstance(state, Held) and _room([state, *(of for _, of in self._held.values())]) <= self._stays:
+        if k in self._held:
+            self._taken.remove(self._held.pop(k)[1])
+        if isinstance(state, Held) and self._taken.bytes + self._taken.more(state) <= self._stays:
+            self._taken.add(state)
             self._held[k] = name, state
             self._unwritten.add(k)
         else:
@@ -320,12 +344,6 @@ class Store:
             blob = self._read(name)
             self._parts[name] = [part for *_, part in _split(blob)[0]] if blob.startswith(_PARTS) else []
         return self._parts[name]
-
-
-def _room(states: Sequence[Held]) -> int:
-    """Return the bytes that states take on their device. What is frozen lies there once."""
-    shared = {key: size for state in states for key, size in state.shared.items()}
-    return sum(state.alone for state in states) + sum(shared.values())
 
 
 def _pieces(blob: Blob) -> list[Any]:

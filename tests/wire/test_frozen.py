@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -246,10 +247,27 @@ def test_a_frozen_tensor_takes_room_once(brought: list[int], tmp_path: Path) -> 
     """Five states of 160 000 bytes and a few stay in a room of 200 000; with a tensor of their own one of them does."""
     for memory, stay in ((lambda: {"B": freeze(some())}, 5), (lambda: {"B": some()}, 1)):
         store = Store(tmp_path / str(stay), stays=200_000)
-        for k in range(5):
-            store.put_client(k, 1, 0, encode_lazily(kept(memory(), k), CPU))
+        for t, k in itertools.product((1, 2, 3), range(5)):
+            store.put_client(k, t, 0, encode_lazily(kept(memory(), k), CPU))
         store.settle()
         assert sum(store.client(k) is store.client(k) for k in range(5)) == stay
+
+
+def test_room_is_counted_without_a_look_at_the_other_clients(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hundredth client costs what the second did, or a round would cost their number squared."""
+    store, seen = Store(tmp_path, stays=1 << 30), []
+
+    def shared(held: packing.Held) -> dict[int, int]:
+        seen.append(held)
+        return {id(content): 160_000 for content in held.frozen.values()}
+
+    monkeypatch.setattr(packing.Held, "shared", property(shared))
+    looks = []
+    for k in range(100):
+        store.put_client(k, 1, 0, encode_lazily(kept({"B": freeze(LARGE)}, k), CPU))
+        looks.append(len(seen))
+        seen.clear()
+    assert looks[99] == looks[1]
 
 
 def test_memory_that_was_frozen_anew_after_a_look_is_a_change() -> None:
