@@ -16,7 +16,7 @@ from fedaudit.errors import ContractError, WireError
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState
-from fedaudit.wire.codec import decode, digest_of, encode, encode_lazily, packing, tree_of
+from fedaudit.wire.codec import decode, digest_of, encode, encode_lazily, grammar, packing, tree_of
 from fedaudit.wire.codec.inspection import frozen_in, tensors_in
 from fedaudit.wire.message import Size
 
@@ -133,6 +133,16 @@ def test_a_message_cannot_hold_a_frozen_value() -> None:
 
     with pytest.raises(WireError, match=r"A subclass may misreport its content\. Send a plain Frozen"):
         encode(kept({"a": Sly(LARGE, [])}))
+
+
+def test_a_message_with_a_frozen_value_is_refused_on_arrival(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A sender whose codec lets it pass."""
+    with monkeypatch.context() as sender:
+        sender.setattr(grammar, "_stays", lambda record: True)
+        blobs = [encode(Told(freeze(LARGE))), encode_lazily(Told(freeze(LARGE)), CPU)]
+    for blob in blobs:
+        with pytest.raises(WireError, match="A Told arrived with a frozen value, which stays with its client"):
+            decode(blob, Told)
 
 
 def test_the_digest_is_that_of_the_content() -> None:

@@ -316,6 +316,8 @@ def _digest_there(blob: bytes, head: Header) -> str:
 
 def _frozen_there(blob: bytes, head: Header) -> dict[int, str]:
     """Return, by number, the digests of the frozen tensors of a client's state, from its bytes."""
+    if _FROZEN not in head.text:
+        return {}
     view = memoryview(blob)
     return {i: xxhash.xxh3_128_hexdigest(view[slice(*head.tensors[i][2:])]) for i in frozen_in(head.tree)}
 
@@ -602,6 +604,17 @@ def _reading(blob: bytes) -> Iterator[None]:
         raise WireError(f"A message of {len(blob)} bytes is damaged or not a message at all: {e}.") from e
 
 
+_FROZEN = '{"k":'  # in the text of every tree with a frozen value, and of few others
+
+
+def _has_frozen(blob: Blob) -> bool:
+    """Return whether a frozen value is in an encoded record. Most are told apart without a look at the tree."""
+    if isinstance(blob, Held):
+        return bool(blob.frozen)
+    head = blob[8 : 8 + int.from_bytes(blob[:8], "little")]
+    return json.dumps(_FROZEN)[1:-1].encode() in head and bool(frozen_in(read_header(blob).tree))
+
+
 R = TypeVar("R", bound=Record)
 
 
@@ -621,6 +634,8 @@ def decode(
     value = decode_tree(blob, device=device, base=base, look=look)
     if not isinstance(value, cls):
         raise WireError(f"A {type(value).__name__} arrived where a {cls.__name__} was expected.")
+    if not _stays(value) and _has_frozen(blob):
+        raise WireError(f"A {type(value).__name__} arrived with a frozen value, which stays with its client.")
     return value
 
 

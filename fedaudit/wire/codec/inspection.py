@@ -77,7 +77,7 @@ def measure(head: Header, blob_size: int) -> dict[str, dict[str, int]]:
                 for name_of, shape in item["z"][1].items() if "z" in item else ():
                     parts = [names.index(name_of + end) for end in PARTS[item["z"][0]]]
                     saved += 4 * math.prod(shape) - sum(length[first + i] for i in parts)
-            else:
+            elif what != "frozen":
                 payload += _plain_size(item)
                 wire -= _plain_size(item)  # it travels in the tree, which `text` counts below
         text = len(json.dumps(node, separators=(",", ":")).encode())
