@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Frozen, LowRank, State, Up, freeze, public
+from fedaudit import Frozen, LowRank, State, Up, freeze, public, registry, run
 from fedaudit.errors import ContractError, WireError
 from fedaudit.privacy.provenance import Provenance
+from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.task import ClientState
 from fedaudit.wire.codec import decode, digest_of, encode, encode_lazily, grammar, packing, tree_of
@@ -115,8 +116,10 @@ def test_only_what_has_keys_gives_keys() -> None:
 def test_what_cannot_travel_cannot_be_frozen() -> None:
     with pytest.raises(WireError, match=r"what is frozen\['a'\] holds NaN or infinity"):
         freeze({"a": torch.tensor([torch.inf])})
-    with pytest.raises(WireError, match="what is frozen is frozen, which stays with its client"):
-        freeze(freeze(LARGE))
+    with pytest.raises(WireError, match=r"what is frozen\['a'\] is frozen, which stays with its client as it is"):
+        freeze({"a": freeze(LARGE)})
+    frozen = freeze(LARGE)
+    assert freeze(frozen) is frozen
 
 
 class Told(Up):
@@ -125,7 +128,9 @@ class Told(Up):
 
 def test_a_message_cannot_hold_a_frozen_value() -> None:
     for encoded in (encode, lambda message: encode_lazily(message, CPU)):
-        with pytest.raises(WireError, match=r"Told\.value\['a'\] is frozen, which stays with its client. Send a copy"):
+        with pytest.raises(
+            WireError, match=r"Told\.value\['a'\] is frozen, which stays with its client as it is. Take"
+        ):
             encoded(Told({"a": freeze(LARGE)}))
 
     class Sly(Frozen):
@@ -287,3 +292,18 @@ def test_memory_that_was_frozen_anew_after_a_look_is_a_change() -> None:
         seen.look(model, {"B": freeze(some())})
         seen.settle(model, {"B": freeze(after)})
         assert seen.dirty is dirty
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [{}, {"embed": True, "review": True, "fresh": "decoder"}, {"sync": True}])
+def test_a_run_sends_the_same_where_states_stay_on_their_device(
+    more: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """DFFKE with an unlimited buffer: as on a GPU, with all tensors gathered and all states held, and as on a CPU."""
+    quick = {**registry.find("dffke").quick, "R": "unlimited", **more}  # type: ignore[attr-defined]
+    setting: dict[str, Any] = {"method": "dffke", "model": "mlp", "rounds": 3, "clients": 3, "eval_clients": False}
+    here = run(**setting, set=quick, out=tmp_path / "here")
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    monkeypatch.setattr(checkpoint, "STAYS_HERE", 1 << 40)
+    there = run(**setting, set=quick, out=tmp_path / "there")
+    assert there.transcript_digest == here.transcript_digest

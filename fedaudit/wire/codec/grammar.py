@@ -233,7 +233,9 @@ class _Encoder:
         if type(value) is not Frozen:
             raise _changeling(value, where, "Frozen")
         if not self.keeps:
-            raise WireError(f"{where} is frozen, which stays with its client. Send a copy: what its `read` returns.")
+            raise WireError(
+                f"{where} is frozen, which stays with its client as it is. Take a copy: what its `read` returns."
+            )
         if any(content.changed for content in value.contents):
             raise ContractError(
                 f"{where} was changed in place after it was frozen, for all clients that hold it. Change a copy: what "
@@ -332,8 +334,11 @@ def digest_of(value: Any) -> str:
 def freeze(value: Any) -> Frozen:
     """Return a value frozen: a client may keep it as long as it likes, and read it, and nobody can change it.
 
-    Clients of one process that freeze equal tensors hold one copy of them. Freeze what is large and stays.
+    Clients of one process that freeze equal tensors hold one copy of them. Freeze what is large and stays. What is
+    frozen already comes back.
     """
+    if type(value) is Frozen:
+        return value
     sent = _Encoder()
     node = sent.node(value, "what is frozen")
     encoder = _Encoder()  # as it would arrive: a LowRank as a State, whose tensors are others than those that travel
