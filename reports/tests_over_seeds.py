@@ -75,6 +75,7 @@ def compared(a: Mapping[Any, float], b: Mapping[Any, float]) -> Test:
         return Test(difference, None, "one seed: the spread is not known")
     if paired:
         apart = [v - u for u, v in zip(x, y, strict=True)]
+        difference = math.fsum(apart) / len(apart)  # large figures beside small differences do not cancel in it
         if max(apart) - min(apart) <= 1e-12 * max(1.0, *map(abs, apart)):
             equal = abs(difference) <= 1e-12
             return Test(difference, 1.0 if equal else None, "equal in each seed" if equal else "no spread over seeds")
