@@ -200,9 +200,7 @@ class Store:
     def _keep(self, content: Any, digest: str | None = None) -> str:
         """Return the name of a file with this content; write the file if there is none yet."""
         name = f"part-{digest or xxhash.xxh3_128_hexdigest(content)}"
-        path = self.folder / name
-        there = path.exists() and path.stat().st_size == len(content)
-        if not there:  # or it is not whole, after a kill in the middle of writing
+        if not self._is_whole(name, len(content)):
             self._write(name, [content])
             self._fresh.add(name)
         return name
@@ -211,11 +209,15 @@ class Store:
         """Return the name of a file with a frozen tensor, which leaves its device only if there is no file yet."""
         name, size = f"part-{state.frozen[i].digest}", state.frozen[i].of.nbytes
         if self._whole_parts.get(name) != size:
-            path = self.folder / name
-            if not path.exists() or path.stat().st_size != size:
+            if not self._is_whole(name, size):
                 self._keep(raw(state.home_of(i)), state.frozen[i].digest)
             self._whole_parts[name] = size
         return name
+
+    def _is_whole(self, name: str, size: int) -> bool:
+        """Return whether a file is there with all its bytes. After a kill in the middle of writing it has fewer."""
+        path = self.folder / name
+        return path.exists() and path.stat().st_size == size
 
     def _remove(self, name: str) -> None:
         (self.folder / name).unlink(missing_ok=True)

@@ -125,6 +125,13 @@ def _labelled(x: Tensor, ys: Tensor, *e: Tensor, h: int) -> tuple[Tensor, ...]:
     return x, ys, of, torch.zeros(len(x), dtype=torch.long, device=x.device), x.new_zeros(len(x))
 
 
+def _own_records(x: Tensor, y: Tensor, like: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return a client's own records as `exchanged` takes them, beside synthetic rows like these."""
+    _, ys, e, *_ = like
+    n = len(y)
+    return x, ys.new_zeros(n, *ys.shape[1:]), e.new_zeros(n, *e.shape[1:]), y, x.new_ones(n)
+
+
 def _count(rows: Rows) -> int:
     return sum(len(x) for x, *_ in rows)
 
@@ -294,7 +301,7 @@ class DFFKE(FKE):
     def answer(self, client: Client, msg: Unified) -> Answered:
         k, past = client.id, held(client.memory)
         Y = {client.t: outputs(client.model, self.images(client, msg.Dec, msg.E[k]))}  # Y^_k on D^_k
-        client.memory["now"] = {"t": a_round(msg.Dec, msg.E), "seed": msg.seed}
+        client.memory["now"] = {"round": a_round(msg.Dec, msg.E), "seed": msg.seed}
         if self.own:
             client.memory["now"]["Y"] = Y[client.t]
         for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
@@ -314,7 +321,7 @@ class DFFKE(FKE):
         self.mark_trained(client)
         if self.T_FKE:  # lines 18-20
             self.learn_from_peers(client, now, msg.Y)
-        remember(client.memory, client.t, now["t"], self.R)  # line 21
+        remember(client.memory, client.t, now["round"], self.R)  # line 21
         return Exchanged()
 
     def learn_from_peers(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> None:
@@ -339,11 +346,8 @@ class DFFKE(FKE):
         rows[:] = [_labelled(*of_some, h=self.h) for of_some in rows]
         turns = Turns(sizes, self.alternate)
         if self.review:
-            x, y = client.x, client.y
-            _, ys, e, *_ = rows[0]
-            rows.append((x, ys.new_zeros(len(y), *ys.shape[1:]), e.new_zeros(len(y), self.h), y, x.new_ones(len(y))))
-            turns = Turns((*sizes, len(y)), "even")
-            del ys, e
+            rows.append(_own_records(client.x, client.y, rows[0]))
+            turns = Turns((*sizes, len(client.y)), "even")
         self.teach(client, exchanged, _joined(rows), turns=turns, given=given)
 
     def current_rows(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> Rows:
@@ -351,8 +355,8 @@ class DFFKE(FKE):
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
-        E: Rows = [(now["t"].read("E", i), ys) for i, ys in targets.items()]
-        return self.decoded(client, now["t"], E)
+        E: Rows = [(now["round"].read("E", i), ys) for i, ys in targets.items()]
+        return self.decoded(client, now["round"], E)
 
     def review_rows(
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]

@@ -177,7 +177,7 @@ def test_decoded_images_do_not_lie_in_memory_twice(more, monkeypatch):
     student.x, student.y = torch.randn(6, 1, 8, 8), torch.zeros(6, dtype=torch.long)
     z = {"z": {"weight": torch.eye(4), "bias": torch.zeros(4)}} if more else {}
     Y = {1: {s: torch.zeros(n, 3) for s, n in ((3, 7), (1, 2), (2, 3))}}
-    DFFKE(h=4, w_Dec=2, **more).learn_from_peers(student, {"t": rounds[3], "seed": 3, **z}, Y)
+    DFFKE(h=4, w_Dec=2, **more).learn_from_peers(student, {"round": rounds[3], "seed": 3, **z}, Y)
     assert begun == [(3, 0, 18 if "review" in more else 12)]
 
 

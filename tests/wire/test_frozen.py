@@ -198,6 +198,14 @@ def test_a_state_of_low_rank_is_frozen_as_it_would_arrive() -> None:
     assert torch.equal(again.read("a")["w"], frozen.read("a")["w"])
 
 
+def test_a_frozen_tensor_that_lies_elsewhere_is_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = encode_lazily(ClientState(State(), {"B": freeze(LARGE)}, 0, {}), CPU)
+    assert isinstance(held, packing.Held)
+    assert held.seen(CPU) is not None
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    assert held.seen(CPU) is None
+
+
 def test_damage_to_a_frozen_tensor_is_seen() -> None:
     blob = bytearray(encode(kept({"B": freeze(some())})))
     at = bytes(blob).index(LARGE[:64].numpy().tobytes())
