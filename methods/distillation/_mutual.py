@@ -90,9 +90,7 @@ def clipped(opt: Opt, clip: float | None, pair: Pair) -> Opt:
 
 
 class WithPair(WithViews):
-    clip: float | None = Field(
-        default=None, gt=0
-    )  # longest gradient of each network, W_h; with SGD or eta_shared
+    clip: float | None = Field(default=None, gt=0)  # longest gradient of each network, W_h; with SGD or eta_shared
     eta_shared: float | None = Field(default=None, gt=0)  # rate of SGD for all but the own network, which has Adam
 
     @model_validator(mode="after")
