@@ -29,6 +29,7 @@ from fedaudit.runtime.task import Done, open_client
 from fedaudit.runtime.utility import Known
 from fedaudit.runtime.world import World, world_of
 from fedaudit.setting import Setting
+from fedaudit.training.cuda_graphs import MEMORY_FULL
 from fedaudit.wire.codec import decode
 from fedaudit.wire.codec.packing import Blob
 from fedaudit.wire.message import Record, Up
@@ -106,11 +107,12 @@ class RunState:
 
     def tell_slower(self, reason: str) -> None:
         """Say at once that steps are carried out in a slower way than was asked for, and what that costs."""
-        compiled = reason.startswith("not compiled")
-        cost = "2 to 3 times as long as compiled" if compiled else "several times as long on small networks"
-        self.watch(
-            max(self.now - 1, 0), self.setting.rounds, f"note: steps not recorded: {reason}. A step takes {cost}"
-        )
+        cost = "A step takes several times as long on small networks"
+        if reason.startswith("not compiled"):
+            cost = "A step takes 2 to 3 times as long as compiled"
+        elif reason == MEMORY_FULL:
+            cost = "They are made anew, which takes as long as five steps each. Let fewer runs share the GPU"
+        self.watch(max(self.now - 1, 0), self.setting.rounds, f"note: steps not recorded: {reason}. {cost}")
 
     def note(self, notes: Iterable[str]) -> None:
         self.record.notes += [note for note in notes if note not in self.record.notes]

@@ -9,6 +9,7 @@ the reason.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Literal
@@ -23,6 +24,8 @@ Stepping = Literal["eager", "recorded", "compiled"]
 WORTH_IT = 8  # steps from which recording pays: it takes about as long as five of them
 SPARE = 4 << 30  # bytes that may lie idle in torch's cache
 WARM_UP = 3  # runs before a recording, in which libraries choose kernels and get their memory
+MEMORY_FULL = "the GPU's memory was full, so recordings of earlier trainings had to go"
+EMPTY = "CUDA Graph is empty"  # what torch warns of when a capture has seen no work
 
 
 class _Conditions:
@@ -242,15 +245,34 @@ def _capture(step: Callable[[], Outputs]) -> tuple[Callable[[], None], Outputs]:
         torch.cuda.empty_cache()  # memory of recordings that are gone
     stream = capture_stream()  # kept for this: no other thread ever has it
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        for _ in range(_now.warm_ups):
-            step()
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.capture_begin(pool=_now.pool, capture_error_mode="thread_local")
-        try:
-            outputs = step()
-        finally:
-            graph.capture_end()
-    torch.cuda.current_stream().wait_stream(stream)
+    try:
+        with torch.cuda.stream(stream):
+            for _ in range(_now.warm_ups):
+                step()
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=_now.pool, capture_error_mode="thread_local")
+            try:
+                outputs = step()
+            except BaseException:
+                _end_capture(graph)
+                raise
+            if not _end_capture(graph):
+                raise RuntimeError("the recording holds no work: its step ran on another stream")
+    finally:  # after a failure too: what was begun on that stream may still write
+        torch.cuda.current_stream().wait_stream(stream)
     return graph.replay, outputs
+
+
+def _end_capture(graph: torch.cuda.CUDAGraph) -> bool:
+    """End a capture, and return whether it has seen any work. To replay one without would be to do nothing, silently.
+
+    Torch says so by a warning alone. Other warnings are passed on.
+    """
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        graph.capture_end()
+    for other in said:
+        if EMPTY not in str(other.message):
+            warnings.warn_explicit(other.message, other.category, other.filename, other.lineno)
+    return not any(EMPTY in str(one.message) for one in said)

@@ -9,6 +9,7 @@ import pytest
 from fedaudit.runtime.run_state import RunState
 from fedaudit.runtime.runner import _close
 from fedaudit.runtime.task import Done
+from fedaudit.training.cuda_graphs import MEMORY_FULL
 
 
 def telling(now):
@@ -26,10 +27,12 @@ def test_slower_steps_are_told_with_the_rounds_that_are_behind():
         run, said = telling(now)
         RunState.tell_slower(run, "not compiled: no compiler")
         RunState.tell_slower(run, "no graph")
-        (first, second) = said
-        assert first[:2] == second[:2] == (behind, 9)
+        RunState.tell_slower(run, MEMORY_FULL)
+        (first, second, third) = said
+        assert first[:2] == second[:2] == third[:2] == (behind, 9)
         assert "2 to 3 times as long as compiled" in first[2]
         assert "several times" in second[2]
+        assert "Let fewer runs share the GPU" in third[2]
 
 
 def test_what_is_not_stacked_is_told_once():

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -226,55 +227,100 @@ def test_a_gpu_is_waited_for_where_there_is_one(there: bool, waited: int, monkey
     assert cuda_graphs.capturing() is there
 
 
+class StandIn:
+    """Stands in for a GPU's streams and graphs. `did` lists what was asked of them; `warns` is what a capture's end
+    warns of, and `fails` the number of the step that fails.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, over: int = 0, fails: int = 0, warns: Sequence[str] = ()):
+        did: list[Any] = []
+        self.did, self.fails = did, fails
+
+        class Graph:
+            replay = "replay"
+
+            def capture_begin(self, **how: Any) -> None:
+                did.append(("begin", how))
+
+            def capture_end(self) -> None:
+                did.append("end")
+                for text in warns:
+                    warnings.warn(text, stacklevel=1)
+
+        class Stream:
+            def __init__(self, name: str):
+                self.name = name
+
+            def wait_stream(self, other: Any) -> None:
+                did.append(f"{self.name} waits for {other.name}")
+
+        usual, aside = Stream("usual"), Stream("aside")
+        put = monkeypatch.setattr
+        put(cuda_graphs, "holders", [lambda: 3, lambda: 4])
+        put(torch.cuda, "memory_reserved", lambda: cuda_graphs.SPARE + 10 + 7 + over)
+        put(torch.cuda, "memory_allocated", lambda: 10)
+        put(torch.cuda, "empty_cache", lambda: did.append("emptied"))
+        put(torch.cuda, "current_stream", lambda: usual)
+        put(torch.cuda, "stream", lambda stream: nullcontext(did.append(f"on {stream.name}")))
+        put(torch.cuda, "synchronize", lambda: did.append("through"))
+        put(torch.cuda, "CUDAGraph", Graph)
+        put(cuda_graphs, "capture_stream", lambda: aside)
+        put(cuda_graphs._now, "warm_ups", 3, raising=False)
+        put(cuda_graphs._now, "pool", "pool", raising=False)
+
+    def step(self) -> list[Any]:
+        self.did.append("step")
+        if self.did.count("step") == self.fails:
+            raise torch.OutOfMemoryError(f"step {self.fails}")
+        return [f"output {self.did.count('step')}"]
+
+
+BEGUN = [
+    "aside waits for usual", "on aside", "step", "step", "step", "through",
+    ("begin", {"pool": "pool", "capture_error_mode": "thread_local"}), "step", "end",
+]  # fmt: skip
+JOINED = "usual waits for aside"
+EMPTY = "The CUDA Graph is empty. This usually means that the graph was captured on the wrong stream."
+
+
 @pytest.mark.parametrize("over", [0, 1])
-@pytest.mark.parametrize("fails", [False, True])
-def test_a_step_is_warmed_up_and_captured(over: int, fails: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_is_warmed_up_and_captured(over: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The cache is emptied if more is spare than recordings and their holders may keep."""
-    did: list[Any] = []
+    gpu = StandIn(monkeypatch, over)
+    assert cuda_graphs._capture(gpu.step) == ("replay", ["output 4"])
+    assert gpu.did == [*["emptied"] * over, *BEGUN, JOINED]
 
-    class Graph:
-        replay = "replay"
 
-        def capture_begin(self, **how: Any) -> None:
-            did.append(("begin", how))
+@pytest.mark.parametrize("warns", [(), (EMPTY,)])
+def test_a_capture_that_fails_ends_and_what_it_began_is_waited_for(
+    warns: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
+    """The error is the step's own, also where nothing was captured before it."""
+    gpu = StandIn(monkeypatch, fails=4, warns=warns)
+    with pytest.raises(torch.OutOfMemoryError, match="step 4"):
+        cuda_graphs._capture(gpu.step)
+    assert gpu.did == [*BEGUN, JOINED]
+    assert not recwarn.list
 
-        def capture_end(self) -> None:
-            did.append("end")
 
-    class Stream:
-        def __init__(self, name: str):
-            self.name = name
+def test_a_failed_warm_up_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its kernels may still write into what the caller puts back."""
+    gpu = StandIn(monkeypatch, fails=2)
+    with pytest.raises(torch.OutOfMemoryError, match="step 2"):
+        cuda_graphs._capture(gpu.step)
+    assert gpu.did == ["aside waits for usual", "on aside", "step", "step", JOINED]
 
-        def wait_stream(self, other: Any) -> None:
-            did.append(f"{self.name} waits for {other.name}")
 
-    def step() -> list[Any]:
-        did.append("step")
-        if fails and did.count("step") == 4:
-            raise ValueError("captured")
-        return [f"output {did.count('step')}"]
+def test_a_recording_without_work_is_refused_and_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its replay would do nothing, so that a model would not be trained."""
+    gpu, reasons = StandIn(monkeypatch, warns=["something else", EMPTY]), dict[str, None]()
+    monkeypatch.setattr(cuda_graphs, "unrecorded", reasons)
+    with pytest.warns(UserWarning, match="something else") as said:
+        assert cuda_graphs.record(gpu.step, []) is None
+    assert [str(one.message) for one in said] == ["something else"]
+    assert list(reasons) == ["RuntimeError: the recording holds no work: its step ran on another stream"]
 
-    usual, aside = Stream("usual"), Stream("aside")
-    put = monkeypatch.setattr
-    put(cuda_graphs, "holders", [lambda: 3, lambda: 4])
-    put(torch.cuda, "memory_reserved", lambda: cuda_graphs.SPARE + 10 + 7 + over)
-    put(torch.cuda, "memory_allocated", lambda: 10)
-    put(torch.cuda, "empty_cache", lambda: did.append("emptied"))
-    put(torch.cuda, "current_stream", lambda: usual)
-    put(torch.cuda, "stream", lambda stream: nullcontext(did.append(f"on {stream.name}")))
-    put(torch.cuda, "synchronize", lambda: did.append("through"))
-    put(torch.cuda, "CUDAGraph", Graph)
-    put(cuda_graphs, "capture_stream", lambda: aside)
-    put(cuda_graphs._now, "warm_ups", 3, raising=False)
-    put(cuda_graphs._now, "pool", "pool", raising=False)
-    begun = [
-        *["emptied"] * over, "aside waits for usual", "on aside", "step", "step", "step", "through",
-        ("begin", {"pool": "pool", "capture_error_mode": "thread_local"}), "step", "end",
-    ]  # fmt: skip
-    if fails:
-        with pytest.raises(ValueError, match="captured"):
-            cuda_graphs._capture(step)
-        assert did == begun
-    else:
-        assert cuda_graphs._capture(step) == ("replay", ["output 4"])
-        assert did == [*begun, "usual waits for aside"]
+
+def test_other_warnings_of_a_capture_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.warns(UserWarning, match="something else"):
+        assert cuda_graphs.record(StandIn(monkeypatch, warns=["something else"]).step, []) is not None

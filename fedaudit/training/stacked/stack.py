@@ -25,6 +25,7 @@ from torch import Tensor, nn
 
 from fedaudit.training.augment import Augment
 from fedaudit.training.cuda_graphs import (
+    MEMORY_FULL,
     WORTH_IT,
     Recording,
     compiles,
@@ -246,6 +247,7 @@ def fit_together(jobs: Sequence[Job], *, compile: bool = False) -> list[Fitted]:
         except torch.OutOfMemoryError:  # what is kept of other trainings may be what is missing
             if not kept_steps.forget():
                 raise
+        fall_back(MEMORY_FULL)
         return fitted(way)
 
     if len(jobs) > 1 and goes_apart(jobs[0].model, jobs[0].rows):
