@@ -35,6 +35,7 @@ from fedaudit import Many, Opt, Server, Size, State, in_chunks, kl, load, state_
 from fedaudit.shape import Shape
 from fedaudit.training.descent import Kept
 from fedaudit.training.fit import batches
+from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.training.models import Net
 from fedaudit.training.stacked.mixed_batches import Mixed
 
@@ -98,10 +99,20 @@ def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
 def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000, pixels: tuple[float, float] = (0.0, 1.0)) -> Tensor:
     """Return D^ = Dec(E~): the synthetic images that a decoder's checkpoint makes of translated embeddings."""
     output: Output = "standardised" if "layers.11.running_mean" in Dec else "tanh"
-    with torch.device("meta"):  # no initialisation: the checkpoint replaces it
-        blank = Decoder(e.shape[1], shape, len(Dec["layers.6.weight"]), output, pixels)
-    model = load(blank.to_empty(device=e.device), Dec).eval()
+    blank = _blank(e.shape[1], shape, len(Dec["layers.6.weight"]), output, pixels, e.device)
+    model = copied_with(blank, Dec) or load(copied(blank), Dec)
     return in_chunks(model, e, batch)
+
+
+@functools.lru_cache(maxsize=8)
+def _blank(
+    h: int, shape: Shape, width: int, output: Output, pixels: tuple[float, float], device: torch.device
+) -> Decoder:
+    """Return a decoder without weights, to be copied: a round of a long run decodes by a hundred checkpoints, and to
+    build a decoder takes longer than to run it.
+    """
+    with torch.device("meta"):
+        return Decoder(h, shape, width, output, pixels).to_empty(device=device).eval()
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedaudit import adam
+from fedaudit.errors import ContractError
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     Docked,
@@ -172,6 +173,32 @@ def test_a_checkpoint_decodes_as_its_model_does():
     model(torch.randn(50, 4))  # batch-norm statistics of its own
     e = torch.randn(7, 4)
     assert torch.allclose(decode(state_of(model), e, (1, 8, 8), batch=3), model.eval()(e), atol=1e-6)
+
+
+@pytest.mark.parametrize("output", ["tanh", "standardised"])
+def test_checkpoints_of_one_form_decode_one_after_the_other(output):
+    """Each is a checkpoint of its own: nothing of one is left when the next decodes, and none is changed."""
+    models = [Decoder(4, (1, 8, 8), 2, output, (0.2, 0.7)) for _ in range(2)]
+    for model in models:
+        model(torch.randn(50, 4))
+        model.eval()
+    e, states = torch.randn(7, 4), [state_of(model) for model in models]
+    before = [{name: t.clone() for name, t in state.items()} for state in states]
+    for i in (0, 1, 0):
+        assert torch.allclose(decode(states[i], e, (1, 8, 8), 3, (0.2, 0.7)), models[i](e), atol=1e-6)
+    assert not torch.allclose(decode(states[0], e, (1, 8, 8), 3), models[0](e), atol=1e-2) or output == "tanh"
+    assert all(torch.equal(t, before[i][name]) for i, state in enumerate(states) for name, t in state.items())
+
+
+def test_a_checkpoint_that_does_not_fit_is_refused_and_one_of_another_layout_is_not():
+    state = state_of(Decoder(4, (1, 8, 8), width=2))
+    e = torch.randn(3, 4)
+    wanted = decode(state, e, (1, 8, 8))
+    turned = State({**state, "linear.weight": state["linear.weight"].T.contiguous().T})
+    assert torch.allclose(decode(turned, e, (1, 8, 8)), wanted, atol=1e-6)
+    with pytest.raises(ContractError, match="does not fit"):
+        decode(State({name: t for name, t in state.items() if name != "linear.bias"}), e, (1, 8, 8))
+    assert torch.equal(decode(state, e, (1, 8, 8)), wanted), "the refused one left nothing behind"
 
 
 def test_the_decoders_loss_is_the_sum_of_both():
