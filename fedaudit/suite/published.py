@@ -168,6 +168,7 @@ class Ours:
     values: tuple[float, ...] = ()
     rounds: int = 0  # the least number of rounds that a run has done
     why_not: str = ""  # the reason, if there are no values
+    rise: float | None = None  # the most that a seed's figure rose in the second half of its rounds; None: not known
 
     def text(self) -> str:
         if not self.values:
@@ -194,6 +195,8 @@ def verdict(
     - "reproduced": within the published mean ± spread, with the paper's rounds and seeds, in its setting.
     - "within the spread, in another setting": as above, but something in the setting differs.
     - "undecided": the run was cut short and is still below. If the best round counts, more rounds can only raise it.
+      Not so if few rounds are missing, no more than half of those done, and the gap to the published spread is larger
+      than what the second half of the rounds brought.
     - "outside the spread, in another setting": off by the amount named, and something in the setting differs.
     - "not reproduced": off in the paper's own setting.
     """
@@ -203,14 +206,17 @@ def verdict(
     off = statistics.mean(ours.values) - mean
     short = ours.rounds < rounds
     if spread < 0:
-        return f"{abs(off):.1f} {'above' if off > 0 else 'below'} a figure without a spread"
+        where = ", in another setting" if differs else ""
+        return f"{abs(off):.1f} {'above' if off > 0 else 'below'} a figure without a spread{where}"
     if abs(off) <= spread:
         same = not short and len(ours.values) >= seeds and not differs
         return "reproduced" if same else "within the spread, in another setting"
-    if off < 0 and short:
+    flat = ours.rise is not None and 2 * (rounds - ours.rounds) <= ours.rounds and -off - spread > ours.rise
+    if off < 0 and short and not flat:
         return f"undecided: {-off:.1f} below after {ours.rounds} of {rounds} rounds"
     said = "outside the spread, in another setting" if differs else "not reproduced"
-    return f"{said}: {abs(off):.1f} {'above' if off > 0 else 'below'}" + (f"; {why}" if why else "")
+    after = f" after {ours.rounds} of {rounds} rounds" if off < 0 and short else ""
+    return f"{said}: {abs(off):.1f} {'above' if off > 0 else 'below'}{after}" + (f"; {why}" if why else "")
 
 
 def order(first: Sequence[float], second: Sequence[float]) -> str:

@@ -526,11 +526,27 @@ def test_a_damaged_record_is_told_in_its_row(monkeypatch):
         ((50.0, 2.0), (55.0,), 4, {"differs": "x"}, "outside the spread, in another setting: 5.0 above"),
         ((50.0, -1.0), (55.0,), 4, {}, "5.0 above a figure without a spread"),
         ((50.0, -1.0), (49.0,), 4, {}, "1.0 below a figure without a spread"),
+        ((50.0, -1.0), (49.0,), 4, {"differs": "x"}, "1.0 below a figure without a spread, in another setting"),
         ((50.0, 0.0), (50.0,), 4, {"seeds": 1}, "reproduced"),
     ],
 )
 def test_each_verdict_at_its_edges(published_as, values, rounds, how, said):
     assert verdict(published_as, Ours(values, rounds), **{"rounds": 4, "seeds": 2, **how}) == said
+
+
+@pytest.mark.parametrize(
+    ("done", "rise", "said"),
+    [
+        (100, 3.9, "not reproduced: 6.0 below after 100 of 150 rounds; steps"),
+        (100, 4.0, "undecided: 6.0 below after 100 of 150 rounds"),  # as much again would bring it to the spread
+        (99, 0.0, "undecided: 6.0 below after 99 of 150 rounds"),  # more than half as many again are missing
+        (100, None, "undecided: 6.0 below after 100 of 150 rounds"),
+        (150, 9.0, "not reproduced: 6.0 below; steps"),
+    ],
+)
+def test_a_run_that_is_cut_short_and_does_not_rise_is_not_undecided(done, rise, said):
+    """The gap to the spread is four points."""
+    assert verdict((50.0, 2.0), Ours((44.0,), done, rise=rise), 150, why="steps") == said
 
 
 def test_the_figure_of_a_run_is_of_the_model_that_the_table_tests(uneven_rounds):
