@@ -11,8 +11,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-HEAD = ["line", "carried out", "floor, s", "a round, s", "times", "clients, s", "times", "server, s", "times"]
-HEAD += ["first round, s", "commit"]
+HEAD = ["line", "carried out", "precision", "floor, s", "a round, s", "times", "clients, s", "times"]
+HEAD += ["server, s", "times", "first round, s", "commit"]
+# A setting's precision as the page writes it.
+PRECISIONS = {"float32": "float32", "tf32": "TF32", "bf16": "bf16"}
 
 
 def rows(folder: Path) -> list[str]:
@@ -25,7 +27,7 @@ def rows(folder: Path) -> list[str]:
                 parts = [(values[f"{part}_s"], values[f"{part}_times"]) for part in ("round", "clients", "server")]
                 cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
                 floor = figures.get("floor_s", {}).get(values["precision"])
-                cells = ["" if floor is None else f"{floor:.3f}", *cells]
+                cells = [PRECISIONS[values["precision"]], "" if floor is None else f"{floor:.3f}", *cells]
                 found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}", figures["commit"]])
             elif isinstance(values, dict) and "times" in values:
                 seconds, times, first = values["s"], values["times"], values["first_s"]
@@ -34,6 +36,7 @@ def rows(folder: Path) -> list[str]:
                     [
                         path.stem,
                         way,
+                        "",
                         floor,
                         f"{seconds:.2f}",
                         f"{times:.1f}",
@@ -66,17 +69,47 @@ GOALS = [
 ]
 
 
+def baselines(folder: Path) -> dict[str, list[str]]:
+    """Return the lines that have a way `serial`, by the precision in which it ran."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(folder.glob("*.json")):
+        precision = json.loads(path.read_text()).get("serial", {}).get("precision")
+        if precision is not None:
+            found.setdefault(PRECISIONS[precision], []).append(path.stem)
+    return found
+
+
 def goals(folder: Path) -> list[str]:
-    """A row for each goal: what was aimed at, and what was measured."""
+    """Return a row for each goal: what was aimed at, and what was measured.
+
+    Ways in the precision of the line's way `serial` are judged apart from ways in another, whose factor is of the
+    engine and the precision together.
+    """
     found = []
     for words, aim, line, figure, ways in GOALS:
         path = folder / f"{line}.json"
         figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        said = [f"{figures[way][figure]:.1f} (`{way}`)" for way in ways if figure in figures.get(way, {})]
-        met = any(figures[way][figure] >= aim for way in ways if figure in figures.get(way, {}))
-        verdict = ("met: " if met else "not met: ") if said else ""
-        found.append(f"| {words} | {aim} times | {verdict}{', '.join(said) or 'not measured'} |")
+        base = figures.get("serial", {}).get("precision")
+        judged: dict[str, list[str]] = {}
+        for way in ways:
+            if figure in figures.get(way, {}):
+                judged.setdefault(over(base, figures[way].get("precision")), []).append(way)
+        said = []
+        for how, these in sorted(judged.items()):
+            met = "met" if any(figures[way][figure] >= aim for way in these) else "not met"
+            times = ", ".join(f"{figures[way][figure]:.1f} (`{way}`)" for way in these)
+            said.append(f"{how} {met}: {times}".strip())
+        found.append(f"| {words} | {aim} times | {'; '.join(said) or 'not measured'} |")
     return found
+
+
+def over(base: str | None, precision: str | None) -> str:
+    """Return in words what a way's time is held against; nothing for a line without a way `serial`."""
+    if base is None or precision is None:
+        return ""
+    if precision == base:
+        return f"at equal precision ({PRECISIONS[base]})"
+    return f"in {PRECISIONS[precision]} over `serial` in {PRECISIONS[base]}"
 
 
 SOAK = ["line", "rounds", "recordings", "s", "host, kB a round", "GPU, kB a round", "threads", "files", "idle, GB"]
