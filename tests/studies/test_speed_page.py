@@ -32,7 +32,7 @@ def test_it_says_in_which_precision_the_baseline_ran() -> None:
 
 
 def test_a_goal_is_judged_at_equal_precision_first() -> None:
-    """DFFKE's round: 3.7 times in float32 over float32 misses 4, and 6.1 in TF32 over float32 does not show the engine."""
+    """DFFKE's round: 3.7 times in float32 over float32 misses 4, and 6.1 in TF32 over float32 is not the engine."""
     table = script("speed_table")
     (dffke,) = [row for row in table.goals(KEPT) if row.startswith("| DFFKE")]
     kept = json.loads((KEPT / "dffke.json").read_text())
