@@ -1,4 +1,4 @@
-"""Signatures over a run's seal: Ed25519, by the library `cryptography`, which is an extra."""
+"""Signatures over a run's seal: Ed25519, by the library `cryptography`."""
 
 from __future__ import annotations
 
