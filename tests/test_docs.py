@@ -1,22 +1,27 @@
-"""The pages on architecture and privacy: every path in them exists, and the walk is the way that a run takes.
+"""All pages: every path in them exists, and every command of theirs and of the studies' suites can be parsed.
 
-The reviewer's page: every block runs.
+The page on architecture: its walk is the way that a run takes. The reviewer's page: every block runs.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+import click
 import pytest
 import reference_pages
 
 import fedaudit
+from fedaudit.cli.main import _command
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("docs/design/architecture.md", "docs/design/privacy.md")
@@ -40,6 +45,182 @@ def test_every_path_exists(page):
     assert len(paths(page)) > 10
     missing = sorted(path for path in paths(page) if not (ROOT / path).exists())
     assert not missing, f"{page} names {missing}"
+
+
+# --- paths on all pages ------------------------------------------------------------------------------------------
+
+ALL_PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+STUDIES = ROOT / "benchmarks" / "studies"
+FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+ENDING = r"\.(?:py|toml|json|md|sh)"
+PATH_LIKE = re.compile(rf"{ENDING}$|^[\w.+*-]+/(?:[\w.+*-]+/?)*$")
+FROM_THE_ROOT = re.compile(rf"(?<![\w/.-])(?:benchmarks|docs|examples|fedaudit|tests)/[\w./-]+{ENDING}\b")
+# What looks like a path of the repository and is none: whole words, or beginnings that end in a slash, and the reason.
+ELSEWHERE = {
+    "audit/": "made by `fedaudit audit` or `make audit`",
+    "build/": "made by a study's commands",
+    "mine/": "made by a command of the page",
+    "runs/": "made by a command of the page",
+    "record.json": "of a run folder",
+    "setting.toml": "of a run folder",
+    "verified.json": "of a run folder",
+    "report.json": "made by `fedaudit report`",
+    "beside.md": "made by `fedaudit audit --beside`",
+    "fedaudit-tested.json": "beside a method's code, also the reader's",
+    "my_attack.py": "the reader's",
+    "my_file.py": "the reader's",
+    "my_project.py": "the reader's",
+    "other.toml": "the reader's",
+    "private.toml": "the reader's",
+    "suite.toml": "the reader's",
+    ".github/workflows/communication.yml": "the reader's",
+    "examples/flower-secure-aggregation": "an app of Flower's",
+    "examples/opacus": "an app of Flower's",
+    "examples/quickstart-": "an app of Flower's",
+    "hitorilabs/iris": "a data set of Hugging Face",
+    "jxie/higgs": "a data set of Hugging Face",
+    "uoft-cs/cifar10": "a data set of Hugging Face",
+    "ZhangLin-PKU/FedFTG": "a repository of that name",
+    "methods/local_fn_gan.py": "of the code of DFRD's authors",
+    "methods/train_gan_fn.py": "of the code of DFRD's authors",
+    "system/total.sh": "of PFLlib",
+    "HtFE-1/512": "a group of networks and its width",
+}
+
+
+def marked(text: str) -> Iterator[str]:
+    """Yield the words in code marks, outside of blocks, that look like a path."""
+    for code in re.findall(r"`([^`]+)`", FENCED.sub("", text)):
+        for word in code.split():
+            bare = word.strip(",;:()[]\"'")
+            if PATH_LIKE.search(bare.partition("::")[0]) and "://" not in bare:
+                yield bare
+
+
+def is_elsewhere(word: str) -> bool:
+    """Return whether a word stands for something outside of the repository: a listed one, or NAME for any name."""
+    if re.search(r"<\w+>|(?<![A-Za-z])[A-Z]{3,}(?![A-Za-z])(?!\.md)", word):
+        return True
+    return any(word == known or (known[-1] in "/-" and word.startswith(known)) for known in ELSEWHERE)
+
+
+def bases(page: Path, text: str) -> list[Path]:
+    """Return the folders from which a page names files: its study is the one of its name, or named before a heading."""
+    studies = [page.stem, *re.findall(r"benchmarks/studies/(\w+)", text.partition("\n## ")[0])]
+    own = [STUDIES / study / part for study in studies for part in ("", "records")]
+    return [ROOT, ROOT / "fedaudit", page.parent, ROOT / "tests", STUDIES, *own]
+
+
+def is_there(word: str, folders: list[Path]) -> bool:
+    """Return whether a file or folder is there. Suites and records of studies may go without their ending."""
+    name, _, test = word.rstrip("/").partition("::")
+    found = [path for ending in ("", ".toml", ".json") for base in folders for path in base.glob(name + ending)]
+    if test:
+        return any(f"def {test.partition('[')[0]}(" in path.read_text() for path in found)
+    return bool(found)
+
+
+def lost_paths(page: Path, text: str) -> list[str]:
+    folders = bases(page, text)
+    if page == ROOT / "docs" / "results" / "README.md":  # about all studies
+        folders += [folder for folder in STUDIES.iterdir() if folder.is_dir()]
+    lost = [word for word in marked(text) if not is_elsewhere(word) and not is_there(word, folders)]
+    whole = FROM_THE_ROOT.findall(text)  # also in blocks, and without marks
+    return sorted({*lost, *(word for word in whole if not is_elsewhere(word) and not (ROOT / word).exists())})
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_path_of_a_page_exists(page):
+    """From the root, from `fedaudit/` or `tests/`, from the page's folder, or from the study that the page is about."""
+    lost = lost_paths(page, page.read_text())
+    assert not lost, f"{page.relative_to(ROOT)} names {lost}, which are not there; ELSEWHERE is for what need not be"
+
+
+def test_a_wrong_path_is_found_and_every_exception_is_needed():
+    speed = ROOT / "docs" / "results" / "speed.md"
+    right = "`training/stacked/layers.py`, `equality.json`, `profile/` `tests/test_docs.py::test_every_path_exists`"
+    assert lost_paths(speed, right) == []
+    wrong = "`training/layers.py` `speed/equality.json`, `profiles/`\n`tests/test_docs.py::test_none`, docs/none.md"
+    found = ["docs/none.md", "profiles/", "speed/equality.json", "tests/test_docs.py::test_none", "training/layers.py"]
+    assert lost_paths(speed, wrong) == found
+    words = {word for page in ALL_PAGES for word in marked(page.read_text())}
+    unused = [known for known in ELSEWHERE if not any(word.startswith(known) for word in words)]
+    assert not unused
+
+
+# --- commands on all pages and in suites -------------------------------------------------------------------------
+
+
+def commands(text: str) -> Iterator[tuple[str, bool]]:
+    """Yield the commands of a page, and whether each is whole: one inside a sentence may leave out its arguments."""
+    blocks = "\n".join([*FENCED.findall(text), *re.findall(r"^ {4,}\S.*$", text, re.MULTILINE)])
+    for line in blocks.replace("\\\n", " ").splitlines():
+        for part in re.split(r"; | && | \| ", line.strip().removeprefix("$ ")):
+            if part.startswith("fedaudit "):
+                yield part, True
+    for code in re.findall(r"`(fedaudit [^`]+)`", FENCED.sub("", text)):
+        yield code, False
+
+
+def commented(text: str) -> str:
+    """Return the comment of a suite as a page would have it: its commands, one a line, as blocks."""
+    said = "\n".join(line[1:].strip() for line in text.splitlines() if line.startswith("#"))
+    return re.sub(r"^fedaudit ", "    fedaudit ", said, flags=re.MULTILINE)
+
+
+@cache
+def program() -> Any:
+    return _command(None)
+
+
+def refused(line: str, whole: bool) -> str:
+    """Return why the program would not know a command; nothing if it does. No command is carried out."""
+    words = [word for word in shlex.split(line, comments=True)[1:] if word != "--help"]
+    if not words or words[0].startswith("-") or words[0].isupper():
+        return ""  # options of the program itself act at once, and COMMAND is any of them
+    command: Any = program()
+    while isinstance(command, click.Group):
+        if not words:
+            return ""
+        name = words.pop(0)
+        if name not in command.commands:
+            return f"{name} is not a command"
+        command = command.commands[name]
+    if not words and not whole:
+        return ""
+    try:
+        command.make_context("fedaudit", words)
+    except click.MissingParameter as e:
+        return e.format_message() if whole else ""
+    except click.UsageError as e:
+        return e.format_message()
+    return ""
+
+
+SUITES = sorted(STUDIES.rglob("*.toml"))
+
+
+@pytest.mark.parametrize("page", [*ALL_PAGES, STUDIES], ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_command_of_a_page_or_of_a_suites_comment_can_be_parsed(page):
+    """Those of the README and of the guides are run, too, by tests of their own."""
+    texts = {page: page.read_text()} if page != STUDIES else {suite: commented(suite.read_text()) for suite in SUITES}
+    found = [(path, line, whole) for path, text in texts.items() for line, whole in commands(text)]
+    assert page != STUDIES or len(found) > 80
+    wrong = [f"{path.name}: {line}: {why}" for path, line, whole in found if (why := refused(line, whole))]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [("    fedaudit audit a.toml --out b --device cuda\n", "device"), ("see `fedaudit adit`", "not a command"),
+     ("`fedaudit show --none`", "none"), ("```sh\nfedaudit show\n```", "RUN"), ("`fedaudit show`", ""),
+     ("`fedaudit --install-completion`", ""), ("    fedaudit run \\\n        --rounds 2 --out b\n", "")],
+)  # fmt: skip
+def test_which_commands_are_refused(text: str, why: str):
+    ((line, whole),) = commands(text)
+    said = refused(line, whole)
+    assert why in said
+    assert bool(said) == bool(why)
 
 
 def test_rules_cited_in_comments_are_there():
