@@ -154,6 +154,44 @@ def test_its_links_lead_somewhere():
             assert (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_it_names_every_row_of_the_quickstart():
+    """Each row of the suite by its words in the README; a row of which it says nothing has none here."""
+    words = {
+        "Local training": "local training;",
+        "FedAvg": "FedAvg on skewed",
+        "FedAvg, iid": "and on iid records,",
+        "FedAvg, secure sums": "with secure sums,",
+        "FedAvg, epsilon 32": "at epsilon = 32,",
+        "FedAvg, epsilon 8": "32, 8 and",
+        "FedAvg, epsilon 2": "8 and 2,",
+        "FedAvg, iid, epsilon 8": "on iid records at 8;",
+        "FedZGE": "FedAF, FedZGE,",
+        "FedZGE, epsilon 8": "FedZGE also at epsilon = 8;",
+        "DFRD on FedAvg": "DFRD and",
+        "DFFKE": "(DFFKE,",
+        "DFFKE, random-pixel noise": "one published claim that is refuted.",
+        "FedAF": "DFFKE, FedAF,",
+        "FedFree": "and FedFree)",
+    }
+    suite = tomllib.loads((ROOT / "fedaudit" / "suites" / "quickstart.toml").read_text())
+    assert words.keys() == {row["label"] for row in suite["methods"]}
+    _, _, said = " ".join(README.split()).partition("It runs three seeds of every row: ")
+    lost = [label for label, text in words.items() if text not in said.partition("Its page,")[0]]
+    assert not lost
+
+
+def test_what_it_says_of_parity_is_what_the_record_has():
+    """A method equals a library as it is where a row that compares trained models says so."""
+    rows = json.loads((ROOT / "benchmarks" / "studies" / "parity" / "parity.json").read_text())["rows"]
+    trained = [row for row in rows if row["rounds"] and row["equal"]]
+    equal = {row["method"] for row in trained}
+    as_it_is = {row["method"] for row in trained if row["reference"].startswith("as it is")}
+    assert len(equal) == len({row["method"] for row in rows}) == 16
+    changed = len(equal - as_it_is)
+    told = f"But for rounding, {len(as_it_is)} equal the library as it is, and {changed} equal it after named points"
+    assert told in " ".join(README.split())
+
+
 # --- examples ----------------------------------------------------------------------------------------------------
 
 
