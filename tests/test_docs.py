@@ -55,7 +55,7 @@ FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 ENDING = r"\.(?:py|toml|json|md|sh)"
 PATH_LIKE = re.compile(rf"{ENDING}$|^[\w.+*-]+/(?:[\w.+*-]+/?)*$")
 FROM_THE_ROOT = re.compile(rf"(?<![\w/.-])(?:benchmarks|docs|examples|fedaudit|tests)/[\w./-]+{ENDING}\b")
-# What looks like a path of the repository and is none: whole words, or beginnings that end in a slash, and the reason.
+# What looks like a path of the repository and is none, and why: whole words, or beginnings up to a slash or a dash.
 ELSEWHERE = {
     "audit/": "made by `fedaudit audit` or `make audit`",
     "build/": "made by a study's commands",
