@@ -1,18 +1,21 @@
 """Local training as several methods share it: how long a client trains in a round, and on which views of its images.
 
-A method that inherits from `WithLocalTraining` has the hyper-parameters `steps`, `crop` and `flip` beside its epochs E,
-and trains with `client.fit(loss, **self.local_training, ...)`. By default it trains for E epochs on the images as they
-are. One that inherits from `WithViews` has `crop`, `flip` and `jitter`, and trains with `augment=self.augment`.
+A method that inherits from `WithLocalTraining` has the hyper-parameters `steps`, `schedule`, `crop` and `flip` beside
+its epochs E, and trains with `client.fit(loss, **self.local_training, opt=self.optimiser(self.eta), ...)`. By default
+it trains for E epochs at one rate on the images as they are. One that inherits from `WithViews` has `crop`, `flip` and
+`jitter`, and trains with `augment=self.augment`.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from pydantic import Field
 
-from fedaudit import Augment
+from fedaudit import Augment, Opt
 from fedaudit.methods.shared._optimiser import WithOptimiser
+from fedaudit.training.fit import Schedule
 
 BLACK = -1.0  # in a record's units: what torchvision's RandomCrop has around an image
 
@@ -38,6 +41,7 @@ class WithLocalTraining(WithOptimiser):
     B: int = 64  # local batch size
     eta: float = 0.01  # local learning rate
     steps: int = Field(default=0, ge=0)  # local steps, in the place of epochs; 0: E epochs
+    schedule: Schedule = "constant"  # of the local rate within a round; "cosine": from eta down towards 0
     crop: int = Field(default=0, ge=0)  # in local training images are moved by so many pixels at most, over black
     flip: bool = False  # and mirrored every other time
 
@@ -46,3 +50,7 @@ class WithLocalTraining(WithOptimiser):
         """Return how a client trains in a round, as `fit` takes it: for so many steps or epochs, on which images."""
         length = {"steps": self.steps} if self.steps else {"epochs": self.E}
         return {**length, "augment": views(self.crop, self.flip)}
+
+    def optimiser(self, eta: float) -> Opt:
+        """Return the optimiser of local training, which begins at the learning rate eta."""
+        return dataclasses.replace(super().optimiser(eta), schedule=self.schedule)

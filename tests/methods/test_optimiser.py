@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedaudit import sgd
+from fedaudit import adam, sgd
 from fedaudit.errors import SettingError
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.registry import find
@@ -82,6 +82,26 @@ def test_every_method_trains_with_it(name, values, monkeypatch, tiny, tmp_path):
     run(tiny(name, rounds=1, clients=2, set={**quick, **values}), out=tmp_path / "a")
     assert seen
     assert all(opt == WithOptimiser(**values).optimiser(0.02) for opt in seen)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedprox", "moon", "fedbn", "fedntd", "fedavgm", "heterofl", "fedrolex"])
+def test_the_rate_falls_within_a_round_where_it_is_asked_for(name, monkeypatch, tiny, tmp_path):
+    """The optimiser is the same in all else, and without a word its rate is constant."""
+    from fedaudit.runtime.party import Party
+    from fedaudit.training.fit import fit as real
+
+    seen = []
+
+    def watched(self, model, loss, rows, **options):
+        seen.append(options["opt"])
+        return real(model, loss, rows, rng=self.rng("fit"), **options)
+
+    monkeypatch.setattr(Party, "_fit", watched)
+    for schedule, wanted in (({}, "constant"), ({"schedule": "cosine"}, "cosine")):
+        seen.clear()
+        quick = {**find(name).quick, "eta": 0.02, "opt": "adam", **schedule}
+        run(tiny(name, rounds=1, clients=2, set=quick), out=tmp_path / wanted)
+        assert seen == [adam(0.02, schedule=wanted)] * 2
 
 
 @pytest.mark.parametrize("name", ["fedavg", "local", "fedgen"])
