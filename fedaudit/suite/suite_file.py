@@ -220,6 +220,7 @@ def check_suite(suite: Suite) -> None:
     cells = suite.cells()
     for name in dict.fromkeys(cell.method for cell in cells):
         find(name)
+    _each_once(cells)
     for name in dict.fromkeys(cell.dataset for cell in cells):
         describe(name)
     for privacy in {json.dumps(cell.privacy): cell.privacy for cell in cells}.values():  # each once: there may be many
@@ -243,6 +244,41 @@ def check_suite(suite: Suite) -> None:
                     f"The budget {budget.title()!r} is about the {what} {given!r}, which no cell has."
                     f"{did_you_mean(given, known)}"
                 )
+
+
+def _each_once(cells: Sequence[Setting]) -> None:
+    """Raise an error for two cells that would compute the same, once presets and defaults are filled in.
+
+    A cell whose hyper-parameters are wrong fails by itself when it runs, and equals no other here.
+    """
+    from fedaudit.registry import find
+
+    filled: dict[str, str] = {}  # by what a row says of its method: a suite has many cells of few rows
+    seen: dict[tuple[str, str], Setting] = {}
+    for cell in cells:
+        said = json.dumps([cell.method, cell.preset, cell.set], sort_keys=True, default=str)
+        if said not in filled:
+            try:
+                method = find(cell.method).make(cell.set, cell.preset)  # type: ignore[attr-defined]
+                filled[said] = json.dumps(method.model_dump(), sort_keys=True, default=str)
+            except FedauditError:
+                filled[said] = said
+        other = seen.setdefault((cell.model_dump_json(exclude={"label", "preset", "set"}), filled[said]), cell)
+        if other is not cell:
+            raise SettingError(
+                f"Two rows are the same once presets and defaults are filled in: {_row(other)}, and {_row(cell)} "
+                f"(seed {cell.seed}). Remove one, or set what they should differ in."
+            )
+
+
+def _row(cell: Setting) -> str:
+    """Return how a suite's file writes a cell's method."""
+    told = [f"method = {json.dumps(cell.method)}"]
+    if cell.label is not None:
+        told.append(f"label = {json.dumps(cell.label)}")
+    if cell.preset is not None:
+        told.append(f"preset = {json.dumps(cell.preset)}")
+    return ", ".join([*told, f"set = {json.dumps(cell.set)}"])
 
 
 def _once(what: str, names: Sequence[str]) -> None:

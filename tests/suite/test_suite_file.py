@@ -257,3 +257,35 @@ def test_each_thing_that_is_wrong_with_a_suite(change, said):
     check_suite(Suite(**usual, **right, extra=[Extra(attacks=[], on={"seed": [1]})], methods=[{"attacks": []}]))
     with pytest.raises(FedauditError, match=said):
         check_suite(Suite(**{**usual, **change}))
+
+
+ROWS = [{"method": "dffke", "set": {"R": 1}}, {"method": "dffke", "set": {"R": 1, "kl": "teacher-first"}}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        (
+            ROWS,
+            r'method = "dffke", set = \{"R": 1\}, and method = "dffke", set = \{"R": 1, "kl": "teacher-first"\} \(s',
+        ),
+        ([{"label": "a"}, {"label": "b"}], r'label = "a", set = \{\}, and method = "fedavg", label = "b", set = \{\}'),
+        ([{"set": {"E": 1}}, {"set": {"E": 1.0}}], r'\{"E": 1\}, and method = "fedavg", set = \{"E": 1.0\}'),
+        ([{"preset": "P"}, {"set": {"E": 1}}], r'preset = "P", set = \{\}, and method = "fedavg", set = \{"E": 1\}'),
+    ],
+)
+def test_two_rows_with_the_same_settings_are_an_error_that_names_both(rows, said, monkeypatch):
+    """Presets and defaults are filled in before the rows are compared, and a name makes no difference."""
+    fedavg = registry.find("fedavg")
+    monkeypatch.setattr(fedavg, "presets", {**fedavg.presets, "P": {"E": 1}})
+    other = [*rows[:1], {**rows[1], "rounds": 9}]
+    check_suite(Suite(attacks=[], grid={"seed": [3, 4]}, methods=other))
+    with pytest.raises(SettingError, match=said) as told:
+        check_suite(Suite(attacks=[], grid={"seed": [3, 4]}, methods=rows))
+    assert str(told.value).endswith("(seed 3). Remove one, or set what they should differ in.")
+
+
+def test_rows_that_cannot_be_made_fail_by_themselves():
+    """A cell with a wrong hyper-parameter fails when it runs, and the others go on."""
+    wrong = [{"set": {"eta": -1.0}}, {"set": {"eta": -2.0}}, {"set": {"Z": 1}}]
+    check_suite(Suite(attacks=[], methods=wrong))
