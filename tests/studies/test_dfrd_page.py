@@ -10,7 +10,10 @@ import pytest
 import torch
 from pages import RESULTS, STUDIES, of_study, script
 
+from fedaudit import registry
 from fedaudit.methods.datafree._generator import Generator
+from fedaudit.methods.datafree.dfrd import DFRD
+from fedaudit.suite.suite_file import read_suite
 
 
 def table():
@@ -119,6 +122,23 @@ def test_what_the_page_says_of_hosts_over_seeds():
     assert (round(better[0], 1), round(better[-1], 1)) == (3.3, 6.3)
     assert round(sum(alike[seed] - alone[seed] for seed in alone) / 3, 1) == -0.1
     assert [seed for seed in alone if alike[seed] < alone[seed] - 1] == [2]
+
+
+def test_what_the_changes_say_of_tau():
+    """The default is the code's, and a difference whose interval holds 0 is not said as a cost."""
+    changes = " ".join((RESULTS.parents[1] / "CHANGELOG.md").read_text().split())
+    assert DFRD.make({}).weighting == registry.find("fedavg+dfrd").make({}).weighting == "dynamic"
+    assert 'the default is tau in both (`"dynamic"`), as in the paper' in changes
+    assert "teachers alike by default" not in changes
+    rows = table().gains(kept("dfrd_fmnist.json") + kept("dfrd_hosts.json"))
+    tau, alike = (
+        next(row for row in rows if row.startswith(f"| weighting = {name} |")).split(" | ")[-1].strip(" |")
+        for name in ("dynamic", "uniform")
+    )
+    assert all("[-" in said and "+" in said.split("[")[1] for said in (tau, alike)), "both intervals hold 0"
+    assert f"(over three seeds it cannot be told: {tau}, below)" in " ".join((RESULTS / "dfrd.md").read_text().split())
+    told = tau.replace(" [", " points [")
+    assert f"cannot be told from three seeds: {told}, and {alike} with all alike" in changes
 
 
 def test_what_the_page_says_of_dense_without_l_bn():
@@ -347,6 +367,48 @@ def test_the_whole_runs_without_the_fourth_pooling():
         for seed in range(3)
     ]
     assert f"of {min(sure):.2f} to {max(sure):.2f} of its images" in flat
+
+
+def test_what_the_older_sections_say_of_their_network_and_images():
+    """The network without the fourth pooling, and images that move anew in each step; no word to the contrary."""
+    text = (RESULTS / "dfrd.md").read_text()
+    flat = " ".join(text.split())
+    columns = text.split("## FedAvg without the fourth pooling")[1].split("```")[0]
+    hosts = text.split("## Table 2, the hosts on CIFAR-10, without the fourth pooling")[1].split("```")[0]
+    once = "anew in each step, where the authors' code does so once, when it deals out the records"
+    assert f"training moves images by 4 pixels at most and mirrors them, {once}" in " ".join(columns.split())
+    assert "The authors' code moves and mirrors an image once, when it deals out the records" in flat
+    assert "mirrors them, as the authors' code does" not in flat
+    told = (
+        "the network `conv4`, which leaves out the fourth pooling of the authors' network, images that move and mirror"
+    )
+    assert f"{told} anew in each step" in " ".join(hosts.split())
+    for study in ("dfrd_fedavg_cifar10", "dfrd_hosts_cifar10"):
+        for path in of_study(f"records/{study}").glob("*.json"):
+            run = json.loads(path.read_text())
+            host = run["hyper_parameters"]["host"]
+            assert (run["setting"]["model"], host["crop"], host["flip"]) == ("conv4", 4, True)
+
+
+def test_which_direction_of_eq_7_the_older_runs_have():
+    """As printed in the records of the sections that say so, and in their suites; as the authors ran it at the top."""
+    flat = " ".join((RESULTS / "dfrd.md").read_text().split())
+    assert (
+        'All runs of DFRD from "Positive control" to here have Eq. 7 as printed, student first, and their suites set'
+        in flat
+    )
+
+    def orders(*studies):
+        paths = [path for study in studies for path in of_study(f"records/{study}").glob("*.json")]
+        made = [json.loads(path.read_text())["hyper_parameters"] for path in paths]
+        return {of["md"] for of in made if "md" in of}
+
+    older = ("dfrd_control", "dfrd_fmnist", "dfrd_hosts", "dfrd_scratch_cnn", "dfrd_scratch_fmnist")
+    assert orders(*older) == {"student-teacher"}
+    assert orders("dfrd_rivals_cifar10", "dfrd_rivals_fmnist", "dfrd_table1_fmnist") == {"teacher-student"}
+    for study in (*older, "dfrd_factors"):
+        cells = read_suite(of_study(f"{study}.toml")).cells()
+        assert {cell.set.get("md") for cell in cells if cell.method.endswith("dfrd")} == {"student-teacher"}
 
 
 def before_distillation(run, rounds=100):

@@ -96,7 +96,8 @@ def test_no_reading_of_fedaf_stands_on_both_data_sets() -> None:
         return {key: value for key, value in run["hyper_parameters"].items() if key not in left_out}
 
     def whole(study: str) -> Run:
-        return json.loads(of_study(f"records/fedaf_table1_{study}/fedaf-0.json").read_text())  # type: ignore[no-any-return]
+        found: Run = json.loads(of_study(f"records/fedaf_table1_{study}/fedaf-0.json").read_text())
+        return found
 
     fashion, cifar = whole("fmnist"), whole("cifar10")
     (base,) = (run for run in runs("fedaf_gate_cifar10") if reading(run) == reading(fashion))
