@@ -456,7 +456,10 @@ def resolve_device(name: str) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise SettingError(f"The device {name!r} is not supported. Choose from auto, cpu, cuda, cuda:N.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise SettingError(f"The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu.")
+        raise SettingError(
+            f'The device {name!r} was asked for, but torch sees no GPU here. Use --device cpu, or device = "cpu" in a '
+            "suite."
+        )
     return device
 
 
