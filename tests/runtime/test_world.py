@@ -319,7 +319,7 @@ def test_a_device_that_is_not_there_is_said(monkeypatch):
     for there, found in ((True, "cuda"), (False, "cpu")):
         monkeypatch.setattr(worlds.torch.cuda, "is_available", lambda there=there: there)
         assert worlds.resolve_device("auto").type == found
-    with pytest.raises(SettingError, match='torch sees no GPU here. Use --device cpu, or device = "cpu" in a suite'):
+    with pytest.raises(SettingError, match=r"no GPU here\. Use --device cpu, or device = .cpu. in a suite\."):
         worlds.resolve_device("cuda:1")
     for name in ("nonsense", "mps"):
         with pytest.raises(SettingError, match="Choose from auto, cpu, cuda"):
