@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import json
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,3 +89,55 @@ def test_the_page_has_the_table(made):
     if not made.KEPT.exists():
         pytest.skip("the runs of benchmarks/studies/authors/digits.toml are not kept yet")
     assert made.table(made.read()) in (ROOT / "docs" / "results" / "authors.md").read_text()
+
+
+# --- DFFKE beside its author's code ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def beside_dffke():
+    spec = importlib.util.spec_from_file_location("parity_dffke", STUDY / "parity_dffke.py")
+    module = importlib.util.module_from_spec(spec)
+    before = list(sys.path)
+    sys.modules["parity_dffke"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path[:] = before
+
+
+@pytest.fixture(scope="module")
+def kept_dffke():
+    return json.loads((STUDY / "parity_dffke.json").read_text())
+
+
+def test_the_page_has_the_table_of_dffkes_code(beside_dffke, kept_dffke):
+    page = (ROOT / "docs" / "results" / "authors.md").read_text()
+    assert beside_dffke.table(kept_dffke) in page
+    assert kept_dffke["checkout"] in page
+
+
+def test_what_is_called_equal_to_dffkes_code_is_rounding(beside_dffke, kept_dffke):
+    """Each step ends in a row that is equal but for rounding, and each point that was mended matters."""
+    rows = kept_dffke["rows"]
+    assert kept_dffke["limit"] == beside_dffke.LIMIT == 1e-9
+    assert {row["step"].replace(" ", "_") for row in rows if row["equal"]} == {c.__name__ for c in beside_dffke.CASES}
+    assert all(row["difference"] <= beside_dffke.LIMIT for row in rows if row["equal"])
+    assert all(row["difference"] > 1e-3 for row in rows if not row["equal"])
+
+
+def test_a_folder_that_is_not_dffkes_code_is_refused(beside_dffke, tmp_path):
+    with pytest.raises(SystemExit, match=r"is not a checkout of HaowenGuan/DFFKE"):
+        beside_dffke.Code(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FEDAUDIT_DFFKE" not in os.environ, reason="no checkout: set FEDAUDIT_DFFKE to one of HaowenGuan/DFFKE"
+)
+def test_dffkes_code_still_agrees(beside_dffke, kept_dffke, tmp_path):
+    words = ["--checkout", os.environ["FEDAUDIT_DFFKE"], "--json", str(tmp_path / "again.json")]
+    assert beside_dffke.main(words) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert [(r["step"], r["reference"]) for r in again["rows"]] == [
+        (r["step"], r["reference"]) for r in kept_dffke["rows"]
+    ]

@@ -1,0 +1,1025 @@
+"""Plays the public code of DFFKE's author beside fedaudit's DFFKE with the preset `authors`, step by step.
+
+    python benchmarks/studies/authors/parity_dffke.py --checkout DFFKE --json parity_dffke.json
+    python benchmarks/studies/authors/parity_dffke.py --table parity_dffke.json
+
+Three clients of 40 records each, 3 x 8 x 8 pixels, a CNN with batch norm, float64, three rounds. fedaudit runs as it
+always does. Each step of the author's code, imported from a checkout and unchanged, then gets what that step had in
+fedaudit's run: records, weights, batches and draws. The largest difference of any number is taken. A step in which the
+two do something else has a row with the code as it is, a row for each point with all other points mended, and a row
+with all of them mended. What is left in the last row is rounding, so that the list of points is complete.
+
+A point is mended by a name that the code's module looks up, or by what its function is given. The order of the batches
+in the exchange is mended on fedaudit's side. Nothing is shown for clients of unequal size: there the code drops a last,
+shorter batch and repeats the rows of smaller clients, and the partition of its experiments has none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import importlib
+import io
+import json
+import platform
+import sys
+import tempfile
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+ROOT = Path(__file__).resolve().parents[3]
+sys.path[:0] = [str(ROOT / "tests" / "helpers" / "retelling"), str(ROOT / "benchmarks" / "studies" / "parity")]
+
+import by_hand  # noqa: E402
+from by_hand import Played, drawing, epoch, played, rng  # noqa: E402
+from parity import Apart, commit_of  # noqa: E402
+from reference_library import Instead  # noqa: E402
+
+from fedaudit._torchvision import torchvision  # noqa: E402
+from fedaudit.data.partitions import _dirichlet_filled, _Task  # noqa: E402
+from fedaudit.methods.datafree._buffer import Sample  # noqa: E402
+from fedaudit.methods.datafree._decoder import Decoder, decode  # noqa: E402
+from fedaudit.methods.datafree.dffke import DFFKE  # noqa: E402
+from fedaudit.methods.shared._local_training import views  # noqa: E402
+from fedaudit.training import models  # noqa: E402
+from fedaudit.training.fit import Turns  # noqa: E402
+
+LIMIT = 1e-9  # where everything is mended, the two differ by no more than this
+K, N, B, CLASSES = 3, 40, 10, 5  # clients, records of each, batch size, classes
+H, W = 16, 4  # width of the embeddings, channels of the decoder's last layer
+PRESET: Mapping[str, Any] = DFFKE.presets["authors"]
+MEAN, SIGMA = 0.0, 0.5  # of standardised images in the runs: exact in binary, so that units add no rounding
+TAU = 0.7
+SETTINGS: dict[str, Any] = {
+    "tau": TAU,
+    "E_local": 60,
+    "crop": 1,
+    "B": B,
+    "B_Dec": B,
+    "h": H,
+    "w_Dec": W,
+    "mean_x": MEAN,
+    "sigma_x": SIGMA,
+}
+ARCH = "cnn_bn@0.25"
+EXPERIMENT = "experiment_CIFAR10_Dir0.1_HtFE1"
+STUBS = ("wandb", "timm", "ml_collections")  # what the code imports, and no step here needs
+OURS = ("DFFKE", "DFFKE_losses", "DFFKE_utils", "models", "dataset", *STUBS)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison of a step."""
+
+    step: str
+    reference: str  # "as it is", or which point was not mended, or "all mended"
+    compared: str
+    difference: float
+    equal: bool  # whether it is meant to be nothing but rounding
+    note: str = ""
+
+
+@dataclass
+class Steps:
+    """What the steps share: the author's code, and fedaudit's run as ever and with the batches of that code."""
+
+    code: Code
+    run: Played
+    in_order: Played
+    accuracy: list[float]  # on the test set, by client, after the last round, from the run's own record
+    test: tuple[Tensor, Tensor]
+
+
+# --- the author's code ----------------------------------------------------------------------------------------------
+
+
+class Code:
+    """Imports the author's modules from a checkout, without their prints, in double precision."""
+
+    def __init__(self, checkout: Path) -> None:
+        if not (checkout / "DFFKE.py").is_file():
+            raise SystemExit(f"{checkout} is not a checkout of HaowenGuan/DFFKE: it has no DFFKE.py.")
+        self.root = checkout
+        self.settings: dict[str, Any] = {}
+        for name in ("__init__", "DFFKE"):
+            self.settings |= flat((checkout / "configs" / EXPERIMENT / f"{name}.yaml").read_text())
+
+    @contextlib.contextmanager
+    def imported(self) -> Iterator[Code]:
+        torchvision()
+        before = {name: m for name, m in sys.modules.items() if name.split(".")[0] in OURS}
+        for name in before:
+            del sys.modules[name]
+        sys.modules |= {name: types.ModuleType(name) for name in STUBS}
+        sys.path.insert(0, str(self.root))
+        dtype = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.main = importlib.import_module("DFFKE")
+                self.utils = importlib.import_module("DFFKE_utils")
+                self.model = importlib.import_module("models.model")
+                self.factory = importlib.import_module("models.model_factory_fn")
+                self.generators = importlib.import_module("models.generators")
+                self.resnet = importlib.import_module("models.resnet32x32")
+                self.transforms = importlib.import_module("dataset.transforms")
+                self.dataset = importlib.import_module("dataset.utils_dataset")
+                self.theirs = Instead(  # as imported, also while the main function is given others
+                    self.main,
+                    **{name: getattr(self.main, name) for name in ("local_to_generator", "generator_to_local")},
+                )
+                for module in (self.main, self.utils, self.dataset):
+                    vars(module)["tqdm"] = lambda found: found
+                yield self
+        finally:
+            torch.set_default_dtype(dtype)
+            sys.path.remove(str(self.root))
+            for name in [name for name in sys.modules if name.split(".")[0] in OURS]:
+                del sys.modules[name]
+            sys.modules |= before
+
+    def args(self, **more: Any) -> dict[str, Any]:
+        """Return the code's settings for CIFAR-10, without its logs and files."""
+        none = {"log_wandb": False, "save_clients": False, "load_clients": None, "device": "cpu", "checkpoint_dir": ""}
+        return {**self.settings, **none, "batch_size": B, "n_clients": K, **more}
+
+    def mended(self, **names: Any) -> Any:
+        """Let names mean something else within DFFKE.py."""
+        return mock.patch.multiple(self.main, **names)
+
+    def client(self, w: Mapping[str, Tensor], z: Mapping[str, Tensor] | None = None) -> Any:
+        """Return the code's own client with a network of fedaudit in it, and these weights."""
+        body = Body()
+        with mock.patch.object(self.model, "resnet18_32x32", return_value=body):
+            made = self.model.ClientModel("ResNet18_32x32", CLASSES)
+        found = {f"encoder.0.1.{n.removeprefix('encoder.')}": t for n, t in w.items() if n.startswith("encoder.")}
+        found |= {f"output.{n.removeprefix('classifier.')}": t for n, t in w.items() if n.startswith("classifier.")}
+        found |= {f"docking.{n}": t for n, t in (z or made.docking.state_dict()).items()}
+        made.load_state_dict({**copy.deepcopy(found), "tau": made.tau.detach()})
+        return made
+
+    def decoder(self, w: Mapping[str, Tensor]) -> Any:
+        made = self.generators.LatentGenerator(nz=H, ngf=W, img_size=8, nc=3)
+        made.load_state_dict({theirs_of(name): t.clone() for name, t in w.items()})
+        return made
+
+    def clients(self, run: Played, t: int) -> list[Any]:
+        """Return the clients of round t: as local training left them, with the docking layers of that round."""
+        return [self.client(run.up(t)[k].theta, run.down(t, 1)[k].z) for k in range(K)]
+
+
+def flat(text: str) -> dict[str, Any]:
+    """Return the keys and values of a YAML file without levels."""
+    found: dict[str, Any] = {}
+    for line in text.splitlines():
+        key, colon, value = (part.strip() for part in line.partition("#")[0].partition(":"))
+        if colon:
+            plain = value.lower() if value in ("True", "False") else value
+            try:
+                found[key] = json.loads(plain)
+            except ValueError:
+                found[key] = value
+    return found
+
+
+class Units(nn.Module):
+    """Brings standardised images back into [-1, 1], where fedaudit's networks have them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * SIGMA + MEAN
+
+
+class Body(nn.Module):
+    """A network of fedaudit in the form in which the code takes its ResNet apart: an encoder and `fc`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        net = models.build(ARCH, shape=(3, 8, 8), classes=CLASSES)
+        self.encoder, self.fc = nn.Sequential(Units(), net.encoder), nn.Linear(net.width, CLASSES)
+
+
+def theirs_of(name: str) -> str:
+    return name.replace("linear.", "l1.0.").replace("layers.", "conv_blocks.")
+
+
+def weights(client: nn.Module) -> dict[str, Tensor]:
+    """Return a client's tensors under fedaudit's names, without its docking layer."""
+    state = {name: t for name, t in client.state_dict().items() if name != "tau" and not name.startswith("docking.")}
+    return {name.replace("encoder.0.1.", "encoder.").replace("output.", "classifier."): t for name, t in state.items()}
+
+
+def standard(x: Tensor) -> Tensor:
+    return (x - MEAN) / SIGMA
+
+
+def apart(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> float:
+    """Return the largest difference of any number; batch norms' counts of batches are left out."""
+    found, counts = Apart(), "num_batches_tracked"
+    found(*({name: t for name, t in of.items() if not name.endswith(counts)} for of in (ours, theirs)))
+    return found.most
+
+
+def furthest(found: Iterable[float]) -> float:
+    return max(found)
+
+
+def ordered(rows: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False) -> Any:
+    """Stand for the code's DataLoader: the same rows, one batch after the other, never shuffled."""
+    return DataLoader(rows, batch_size=batch_size, drop_last=drop_last)
+
+
+# --- fedaudit's runs ------------------------------------------------------------------------------------------------
+
+
+def records(folder: Path) -> str:
+    """Write images of five classes, each a pattern under noise, and return the data set's name."""
+    numbers = np.random.RandomState(0)
+    patterns = numbers.uniform(40, 215, (CLASSES, 8, 8, 3))
+
+    def drawn(n: int) -> tuple[Any, Any]:
+        y = np.arange(n) % CLASSES
+        return (patterns[y] + numbers.normal(0, 25, (n, 8, 8, 3))).round().clip(0, 255).astype(np.uint8), y
+
+    (x, y), (test_x, test_y) = drawn(2 * K * N), drawn(60)
+    np.savez(folder / "records.npz", x=x, y=y, test_x=test_x, test_y=test_y)
+    return f"npz:{folder / 'records.npz'}"
+
+
+def peer_by_peer(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield the batches of an epoch of the exchange as the author's code has them: an own one, then one of each peer
+    from the buffer, then one of each peer's current images; nothing is shuffled.
+    """
+    current, past, _ = turns.sizes
+    for first in range(0, N, size):
+        own = [current + past + first]
+        begins = [*own, *range(current + first, current + past, N), *range(first, current, N)]
+        yield from (torch.arange(begin, begin + size) for begin in begins)
+
+
+def runs(code: Code) -> Steps:
+    plain = Turns.batches
+    kept: list[Any] = []
+
+    def batches(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
+        return (peer_by_peer if turns.by == "even" else plain)(turns, size, order)
+
+    def record(*words: Any, **options: Any) -> Any:
+        kept.append(by_hand_run(*words, **options))
+        return kept[-1]
+
+    by_hand_run = by_hand.run
+    with tempfile.TemporaryDirectory() as folder, mock.patch.object(by_hand, "run", record):
+        values: dict[str, Any] = {
+            "rounds": 3, "dataset": records(Path(folder)), "clients": K, "partition": "dirichlet-filled:1.0",
+            "holdout": 0.0, "validation": 0.0, "aux": 0.5, "public": 0.0, "init": "common", "model": ARCH,
+            "preset": "authors", "set": SETTINGS, "eval_clients": True, "eval_every": 3,
+        }  # fmt: skip
+        run = played("dffke", Path(folder) / "a", **values)
+        with mock.patch.object(Turns, "batches", batches):
+            in_order = played("dffke", Path(folder) / "b", **values)
+    for one in (run, in_order):
+        assert [len(y) for _, y in one.rows.values()] == [N] * K, "clients of another size"
+        x, y = run.world.federation.test()
+    each = kept[0].rounds[-1].utility.clients.global_test.each
+    return Steps(code, run, in_order, list(each), (x.double(), y))
+
+
+# --- settings, partition, network and augmentation --------------------------------------------------------------------
+
+
+def settings(on: Steps) -> Iterator[Row]:
+    """The numbers of the code's files for CIFAR-10, and those of the preset; and the choices that are played here."""
+    method: Any = DFFKE.make({}, "authors")
+    names = {
+        "client_lr": "eta", "generator_model_lr": "eta", "reg": "decay", "batch_size": "B", "local_align_acc": "tau",
+        "L2G_epoch": "T_Dec", "G2L_epoch": "T_FKE",
+    }  # fmt: skip
+    found = furthest(abs(float(on.code.settings[theirs]) - getattr(method, ours)) for theirs, ours in names.items())
+    sizes = furthest(abs(on.code.settings["batch_size"] - size) for size in (method.B, method.B_Dec))
+    chosen = {
+        "L2G_sample_ratio": 1.0, "L2G_augment_logits": False, "L2G_use_emb_md_loss": False,
+        "L2G_use_logit_md_loss": True, "G2L_local_review_iteration": 1, "G2L_data_bank_iteration": 1,
+        "G2L_augment_real": False, "G2L_cal_emb_loss": True, "local_align_after_knowledge_exchange": True,
+        "new_client_opt_every_round": True, "warmup_clients": True, "generator_model": "LatentGenerator",
+    }  # fmt: skip
+    other = {name for name, value in chosen.items() if on.code.settings[name] != value}
+    assert not other, f"the code's files say something else about {sorted(other)}"
+    what = "rates, decay, batch sizes, goal, epochs"
+    yield Row("settings", "as it is", what, max(found, sizes), True)
+
+
+def partition(on: Steps) -> Iterator[Row]:
+    """Both get the same proportions for each class. What is compared are counts, client x class."""
+    y = np.repeat(np.arange(10), 500)
+    drawn = np.random.RandomState(1).dirichlet(np.full(10, 0.1), size=10)
+
+    class Told:
+        def __init__(self) -> None:
+            self.left = iter(drawn.copy())
+
+        def dirichlet(self, alpha: Any) -> Any:
+            return next(self.left)
+
+        def permutation(self, n: int) -> Any:
+            return np.arange(n)
+
+    task = _Task("dirichlet-filled:0.1", "0.1", y, 10, Told(), 10, 1, None)  # type: ignore[arg-type]
+    owner = _dirichlet_filled(task)
+    ours = np.stack([np.bincount(y[owner == k], minlength=10) for k in range(10)])
+    by_class = {c: np.flatnonzero(y == c) for c in range(10)}
+
+    def gap(mended: bool) -> float:
+        tables: list[Any] = []
+
+        def zeros(*words: Any, **options: Any) -> Any:
+            tables.append(np.zeros(*words, **options))
+            return tables[-1]
+
+        def cumsum(found: Any) -> Any:
+            if mended:
+                found[tables[0].sum(1) == len(y) // 10] = 0
+            return np.cumsum(found)
+
+        numbers = Instead(np.random, dirichlet=Told().dirichlet, shuffle=lambda found: None)
+        with mock.patch.object(on.code.dataset, "np", Instead(np, random=numbers, zeros=zeros, cumsum=cumsum)):
+            *_, theirs = on.code.dataset.non_iid_dirichlet_partition(by_class, len(y), 10, 10, alpha=0.1, balance=True)
+        return float(np.abs(ours - theirs).max())
+
+    what = "records of each client and class, of 5,000"
+    said = "as it is: a full client counts until its turn comes"
+    yield Row("partition", said, what, gap(False), False)
+    yield Row("partition", "all mended", what, gap(True), True)
+
+
+def network(on: Steps) -> Iterator[Row]:
+    """ResNet-18 with equal first weights, eight images, in training mode: embeddings and logits."""
+    torch.manual_seed(0)
+    theirs = on.code.model.ClientModel("ResNet18_32x32", 10).train()
+    ours = models.build("resnet18_cifar", shape=(3, 32, 32), classes=10).train()
+    named = [t for name, t in theirs.state_dict().items() if name.startswith(("encoder.", "output."))]
+    ours.load_state_dict(dict(zip(ours.state_dict(), named, strict=True)))
+    x = torch.rand(8, 3, 32, 32) * 2 - 1
+    channels = on.code.transforms.get_cifar10_transform()["test_transform"].transforms[1]
+    seen = channels((x + 1) / 2)
+
+    def gap(images: Tensor) -> float:
+        h, y = theirs(images)
+        e = ours.encode(x)
+        return apart({"h": e, "y": ours.classify(e)}, {"h": h, "y": y})
+
+    what = "embeddings and logits of ResNet-18"
+    with torch.no_grad():
+        yield Row("network", "as it is: images standardised by channel", what, gap(seen), False)
+        yield Row("network", "all mended: images in [-1, 1]", what, gap(x), True)
+
+
+COLOURS = "colours in a drawn order"
+CROPPED = "moved first, coloured with the black border"
+LUMA = "grey by luma weights"
+BITS = "rounded to 8 bits after each change"
+
+
+def augmentation(on: Steps) -> Iterator[Row]:
+    """128 images of 32 x 32 with the same numbers: where each is moved, whether mirrored, and three factors."""
+    numbers = np.random.RandomState(0)
+    base = numbers.uniform(0, 255, (128, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
+    images = (base + numbers.normal(0, 20, base.shape)).clip(0, 255).astype(np.uint8)
+    u = torch.from_numpy(numbers.uniform(0, 1, (len(images), 6)))
+    orders = [torch.from_numpy(numbers.permutation(4)) for _ in images]
+    augment = views(PRESET["crop"], PRESET["flip"], PRESET["jitter"])
+    assert augment is not None
+    exact = torch.from_numpy(images).double().permute(0, 3, 1, 2) / 255
+    ours = augment(exact * 2 - 1, u)
+    vision = torchvision().transforms
+    steps = list(on.code.transforms.get_cifar10_transform()["train_transform"].transforms)
+    _, crop, jitter, mirror, _, channels = steps
+
+    def transformed(i: int, kept: set[str]) -> Tensor:
+        down, right, flip, *factors = u[i].tolist()
+        order = orders[i] if COLOURS in kept else torch.arange(4)
+        by = [0.6 + 0.8 * number for number in factors]
+        chance = Instead(torch, rand=lambda n: torch.tensor([flip]))
+        grey = vision._functional_tensor.rgb_to_grayscale if LUMA in kept else plain_grey
+        chain = [crop, jitter, mirror] if CROPPED in kept else [jitter, crop, mirror]
+        with (
+            mock.patch.object(type(crop), "get_params", return_value=(int(down * 9), int(right * 9), 32, 32)),
+            mock.patch.object(type(jitter), "get_params", return_value=(order, *by, None)),
+            mock.patch.object(vision.transforms, "torch", chance),
+            mock.patch.object(vision._functional_tensor, "rgb_to_grayscale", grey),
+        ):
+            if BITS in kept:  # as the code has it: an image of the Python library, that is, of bytes
+                return vision.Compose(steps)(images[i])
+            return vision.Compose([*chain, channels])(exact[i])
+
+    def seen(*kept: str) -> Tensor:
+        mean, deviation = (torch.tensor(v)[:, None, None] for v in (channels.mean, channels.std))
+        return torch.stack([(transformed(i, {*kept}) * deviation + mean) * 2 - 1 for i in range(len(images))])
+
+    def gap(*kept: str) -> float:
+        return apart({"x": ours}, {"x": seen(*kept)})
+
+    what = "augmented images, in [-1, 1]"
+    every = COLOURS, CROPPED, LUMA, BITS
+    yield Row("augmentation", "as it is", what, gap(*every), False)
+    for point in (COLOURS, CROPPED, LUMA):
+        yield Row("augmentation", f"all mended but: {point}", what, gap(point), False)
+    bits = apart({"x": seen(*every)}, {"x": seen(*every[:-1])})
+    yield Row("augmentation", f"beside itself without: {BITS}", what, bits, False)
+    yield Row("augmentation", "all mended", what, gap(), True)
+
+
+def plain_grey(image: Tensor, num_output_channels: int = 1) -> Tensor:
+    """Return the mean of the channels as an image of one channel."""
+    return image.mean(-3, keepdim=True)
+
+
+# --- local training -------------------------------------------------------------------------------------------------
+
+
+class Epochs:
+    """A client's records in the run's batches, augmented by its numbers. Each pass in training is the next epoch. A
+    pass in evaluation mode, for which the run drew nothing, is augmented by numbers of its own.
+    """
+
+    def __init__(self, run: Played, k: int, t: int, model: nn.Module) -> None:
+        self.x, self.y = run.rows[k]
+        self.order, self.model = rng(f"client {k}", "fit 1", t), model
+        augment = views(SETTINGS["crop"], PRESET["flip"], PRESET["jitter"])
+        assert augment is not None
+        self.augment = augment
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = self.order if self.model.training else torch.Generator().manual_seed(0)
+        for b in epoch(order, N, B):
+            u = self.augment.draw(len(b), order)
+            yield standard(self.augment(self.x[b], u)), self.y[b]
+
+
+def aligned(on: Steps, run: Played, t: int, clients: list[Any], optimisers: Sequence[Any], ruled: bool) -> list[int]:
+    """Let the code train clients as it does between exchanges, and return their epochs. `ruled`: fedaudit's rule says
+    when to stop: after an epoch, by the accuracy in evaluation mode on plain images, at most E_local epochs.
+    """
+    loaders = [Epochs(run, k, t, clients[k]) for k in range(K)]
+    plain, done = on.code.utils.run_one_epoch, [0] * K
+
+    def run_one_epoch(net: Any, loader: Any, optimizer: Any = None, device: str = "cpu") -> tuple[float, float]:
+        loss, accuracy = plain(net, loader, optimizer, device)
+        k = loaders.index(loader)
+        done[k] += optimizer is not None
+        if not ruled:
+            return loss, accuracy
+        if optimizer is None:
+            return loss, 0.0
+        with torch.no_grad():
+            y_hat = net.eval()(standard(loader.x))[1]
+        reached = bool((y_hat.argmax(1) == loader.y).sum() >= TAU * N)
+        return loss, 100.0 if reached or done[k] == SETTINGS["E_local"] else 0.0
+
+    with mock.patch.object(on.code.utils, "run_one_epoch", run_one_epoch):
+        on.code.utils.local_align_clients(clients, optimisers, loaders, passing_acc=TAU)
+    return done
+
+
+def adams(clients: Iterable[nn.Module], docked: bool = True) -> list[Any]:
+    """Return new optimisers as the code makes them; without the docking layers, if they are to stay."""
+    return [
+        torch.optim.Adam(
+            [p for name, p in client.named_parameters() if docked or not name.startswith("docking.")],
+            lr=1e-3, weight_decay=PRESET["decay"],
+        )
+        for client in clients
+    ]  # fmt: skip
+
+
+def trained(on: Steps, t: int, clients: list[Any], optimisers: Sequence[Any], ruled: bool, run: Played) -> Any:
+    done = aligned(on, run, t, clients, optimisers, ruled)
+    return furthest(apart(run.up(t)[k].theta, weights(clients[k])) for k in range(K)), done
+
+
+def local_training(on: Steps) -> Iterator[Row]:
+    what = "clients' models after local training"
+    for ruled in (False, True):
+        clients = [on.code.client(on.run.first[k]) for k in range(K)]
+        found, done = trained(on, 1, clients, adams(clients), ruled, on.run)
+        said = "all mended: fedaudit's stopping rule" if ruled else "as it is: its own stopping rule"
+        yield Row("local training", f"round 1, {said}", what, found, ruled, note=f"epochs {', '.join(map(str, done))}")
+    run = on.in_order
+    for carried, ruled in ((True, False), (True, True), (False, False), (False, True)):
+        _, clients, optimisers = exchanged(on, run, 1, set())
+        used = optimisers if carried else adams(clients)
+        found, done = trained(on, 2, clients, used, ruled, run)
+        said = {
+            (True, False): "as it is", (True, True): "all mended but: Adam goes on from the exchange",
+            (False, False): "all mended but: its own stopping rule", (False, True): "all mended",
+        }[carried, ruled]  # fmt: skip
+        yield Row(
+            "local training",
+            f"round 2, {said}",
+            what,
+            found,
+            ruled and not carried,
+            note=f"epochs {', '.join(map(str, done))}",
+        )
+
+
+# --- docking layers -------------------------------------------------------------------------------------------------
+
+
+class ZeroFilled(torch.optim.Adam):
+    """An Adam that also moves what has no gradient, as if it were zero."""
+
+    def step(self, closure: Any = None) -> Any:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        return super().step(closure)
+
+
+def first_draws(run: Played, t: int) -> tuple[list[nn.Linear], nn.Linear, Decoder]:
+    """Return what fedaudit's server draws in a round: docking layers, their head, and a decoder."""
+    with drawing("server", t):
+        for k in range(K):
+            run.net(run.up(t)[k].theta)  # the server makes room for theta_k, and draws weights for it
+        layers = [nn.Linear(H, H) for _ in range(K)]
+        head = nn.Linear(H, CLASSES)
+        return layers, head, Decoder(H, run.world.shape, W, "standardised", (MEAN, SIGMA))
+
+
+COUNTS = np.zeros((K, CLASSES))  # the code asks for its shape alone
+
+
+def plain_batches(run: Played) -> list[list[tuple[Tensor, Tensor]]]:
+    """Return each client's plain records in batches, in order."""
+    return [[(standard(x[i : i + B]), y[i : i + B]) for i in range(0, N, B)] for x, y in run.rows.values()]
+
+
+def dock(on: Steps, run: Played, t: int, clients: list[Any], filled: bool) -> Any:
+    """Let the code train the clients' docking layers, and return its docked embeddings in batches."""
+    _, head, _ = first_draws(run, t)
+    in_order = Instead(torch, randperm=torch.arange)
+    if filled:
+        in_order = Instead(in_order, optim=Instead(torch.optim, Adam=ZeroFilled))
+    with on.code.mended(DataLoader=ordered, torch=in_order, nn=Instead(nn, Linear=lambda i, o: head)):
+        return on.code.theirs.local_to_generator(
+            on.code.args(), clients, plain_batches(run), None, COUNTS, nn.Identity(), None, B, 0, clients, "cpu"
+        )
+
+
+def docked(on: Steps, run: Played, t: int, layers: Sequence[Mapping[str, Tensor]], filled: bool) -> float:
+    """Return how far docking layers are apart that the code has trained from these on."""
+    clients = [on.code.client(run.up(t)[k].theta, layers[k]) for k in range(K)]
+    loaders = dock(on, run, t, clients, filled)
+    found = []
+    for k, client in enumerate(clients):
+        told = run.down(t, 1)[k]
+        e = torch.cat([e for e, *_ in loaders[k]])
+        found.append(apart({**told.z, "E": told.E[k]}, {**client.docking.state_dict(), "E": e}))
+    return furthest(found)
+
+
+def docking(on: Steps) -> Iterator[Row]:
+    run, what = on.run, "docking layers and docked embeddings"
+    layers, _, _ = first_draws(run, 1)
+    begun = [layer.state_dict() for layer in layers]
+    alike = on.code.factory.init_client_nets
+    with mock.patch.object(on.code.model, "resnet18_32x32", Body):
+        nets = alike(K, "ResNet18_32x32", CLASSES, "cpu")
+    theirs = furthest(apart(nets[0].docking.state_dict(), net.docking.state_dict()) for net in nets)
+    ours = furthest(apart(begun[0], of) for of in begun)
+    said = "as it is: one draw for all clients; fedaudit draws one for each"
+    yield Row("docking", f"first weights, {said}", "two clients' first docking layers", ours - theirs, False)
+    yield Row("docking", "round 1, as it is", what, docked(on, run, 1, [begun[0]] * K, False), False)
+    still = "a layer whose client has no rows in the step stays as it is"
+    found = docked(on, run, 1, begun, False)
+    yield Row("docking", f"round 1, all mended but: {still}", what, found, False)
+    yield Row("docking", "round 1, all mended", what, docked(on, run, 1, begun, True), True)
+    run = on.in_order
+    kept = [run.down(1, 1)[k].z for k in range(K)]
+    _, clients, _ = exchanged(on, run, 1, {TRAINED})
+    moved = [client.docking.state_dict() for client in clients]
+    said = "round 2, all mended but: the layers begin as the exchange left them"
+    yield Row("docking", said, what, docked(on, run, 2, moved, True), False)
+    yield Row("docking", "round 2, all mended", what, docked(on, run, 2, kept, True), True)
+
+
+# --- decoder --------------------------------------------------------------------------------------------------------
+
+
+class Owners:
+    """Says which client each row of the present batch is of."""
+
+    rows: Tensor
+
+
+class Mixed(nn.Module):
+    """Stands for one teacher of a batch of all clients' rows: each row goes through its own client, or through the one
+    so many places behind it.
+    """
+
+    def __init__(self, clients: Sequence[Any], of: Owners, behind: int = 0) -> None:
+        super().__init__()
+        self.docking, self.output = clients[0].docking, clients[0].output
+        self.parts, self.of, self.behind = list(clients), of, behind
+
+    def forward(self, x: Tensor, use_docking: bool = False) -> tuple[Tensor, Tensor]:
+        each = [client.eval()(x, use_docking=use_docking) for client in self.parts]
+        at, rows = (self.of.rows + self.behind) % K, torch.arange(len(x))
+        h, y = (torch.stack(found)[at, rows] for found in zip(*each, strict=True))
+        return h, y
+
+
+class Team(list[Any]):
+    """A list of one that says it has as many as there are clients."""
+
+    def __len__(self) -> int:
+        return K
+
+
+class Everybody:
+    """The plain records of all clients in one batch, one client after the other."""
+
+    def __init__(self, run: Played, of: Owners) -> None:
+        self.rows, self.of = run.rows, of
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        self.of.rows = torch.arange(K * N) // N
+        x, y = (torch.cat(parts) for parts in zip(*self.rows.values(), strict=True))
+        yield standard(x), y
+
+
+class Drawn:
+    """Rows in the batches that fedaudit's decoder saw, one pass after the other."""
+
+    def __init__(self, rows: Any, order: Iterable[Tensor], of: Owners) -> None:
+        self.rows, self.of, self.batches = rows, of, order
+        self.going = iter(self._going())
+
+    def _going(self) -> Iterator[tuple[Tensor, ...]]:
+        for index in self.batches:
+            self.of.rows = index // N
+            yield tuple(torch.from_numpy(of[index]) for of in (self.rows.emb, self.rows.logit, self.rows.target))
+
+    def __len__(self) -> int:
+        return K * N // B
+
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        return self.going
+
+
+ONE_CLIENT = "a batch is of one client, the first of a new shuffle"
+KL = "a KL of the answers beside the MSE"
+INVERSE = "an inverse CE against the other clients beside the MSE"
+
+
+def decode_mixed(on: Steps, run: Played, t: int, clients: list[Any], generator: Any, adam: Any, kept: set[str]) -> None:
+    """Let the code train the decoder, with these of its points kept."""
+    loops = iter((False, True))  # the docking layers are there already
+
+    def some(found: Iterable[Any]) -> Iterable[Any]:
+        return found if next(loops) else ()
+
+    def no_kl(input: Tensor, target: Tensor, reduction: str) -> Tensor:
+        return input.new_zeros(())
+
+    torch.manual_seed(0)
+    names: dict[str, Any] = {"tqdm": some}
+    if KL not in kept:
+        names["F"] = Instead(F, kl_div=no_kl)
+    teachers, students = clients, clients
+    data: list[Any] = [*plain_batches(run)]
+    if ONE_CLIENT not in kept:
+        of, stream = Owners(), rng("server", "Dec", t)
+        order = [i.sort().values for _ in range(PRESET["T_Dec"]) for i in epoch(stream, K * N, B)]
+
+        def loader(rows: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False) -> Drawn:
+            return Drawn(rows, order, of)
+
+        names |= {"DataLoader": loader, "torch": Instead(torch, randperm=torch.arange)}
+        teachers, students = Team([Mixed(clients, of)]), [Mixed(clients, of, behind) for behind in range(K)]
+        data = [Everybody(run, of)]
+    with on.code.mended(**names):
+        on.code.theirs.local_to_generator(
+            on.code.args(L2G_use_logit_md_loss=INVERSE in kept), teachers, data, None, COUNTS, generator, adam, B,
+            PRESET["T_Dec"], students, "cpu",
+        )  # fmt: skip
+
+
+def decoded(on: Steps, kept: set[str], t: int = 1) -> float:
+    """Return how far the trained decoders are apart, with these points of the code kept."""
+    *_, first = first_draws(on.run, t)
+    generator = on.code.decoder(first.state_dict())
+    adam = torch.optim.Adam(generator.parameters(), lr=1e-3)
+    decode_mixed(on, on.run, t, on.code.clients(on.run, t), generator, adam, kept)
+    return apart({theirs_of(name): w for name, w in on.run.down(t, 1)[0].Dec.items()}, generator.state_dict())
+
+
+def decoder(on: Steps) -> Iterator[Row]:
+    run, what = on.run, "the trained decoder"
+    Dec, e = run.down(1, 1)[0].Dec, run.down(1, 1)[0].E[0]
+    middle, spread = PRESET["mean_x"], PRESET["sigma_x"]
+    theirs, ours = on.code.decoder(Dec), Decoder(H, run.world.shape, W, "standardised", (middle, spread))
+    ours.load_state_dict(Dec)
+    with torch.no_grad():
+        pairs = [(ours.train(mode)(e), theirs.train(mode)(e, None)) for mode in (True, False)]
+    found = furthest(apart({"x": x}, {"x": x_ * spread + middle}) for x, x_ in pairs)
+    yield Row("decoder", "architecture, as it is", "images in both modes", found, True)
+    channels = on.code.transforms.get_cifar10_transform()["test_transform"].transforms[1]
+    mean, deviation = (torch.tensor(v)[:, None, None] for v in (channels.mean, channels.std))
+    x, x_ = pairs[1]
+    found = apart({"x": x}, {"x": (x_ * deviation + mean) * 2 - 1})
+    said = "units, as it is: each channel of the real images has its own mean and deviation"
+    yield Row("decoder", said, "images in [-1, 1]", found, False)
+    yield Row("decoder", "training, as it is", what, decoded(on, {ONE_CLIENT, KL, INVERSE}), False)
+    for point in (ONE_CLIENT, KL, INVERSE):
+        found = decoded(on, {point})
+        yield Row("decoder", f"training, all mended but: {point}", what, found, False)
+    yield Row("decoder", "training, all mended", what, decoded(on, set()), True)
+
+
+# --- answers, buffer and exchange -----------------------------------------------------------------------------------
+
+
+ANSWERED = "the embedding to come close to is the teacher's, of the image, by its newest model"
+TRAINED = "docking layers are trained on"
+SHUFFLED = "a batch is of one peer: own, then each peer's past, then each peer's current images"
+
+
+def bank(run: Played, t: int, k: int) -> tuple[Tensor, Tensor]:
+    """Return client k's past images as fedaudit draws them for round t, and the embeddings they are decoded from."""
+    past = {s: run.down(s, 1)[0] for s in range(1, t)}
+    if not past:
+        return torch.empty(0), torch.empty(0, H)
+    sample = Sample(run.down(t, 1)[0].seed)
+    rows = {s: sample.rows(k, s, N, m) for s, m in sample.counts(k, past, N).items()}
+    e = {s: past[s].E[k][index] for s, index in rows.items()}
+    images = [decode(past[s].Dec, of, run.world.shape, pixels=(MEAN, SIGMA)) for s, of in e.items()]
+    return torch.cat(images), torch.cat(list(e.values()))
+
+
+class Sets:
+    """Makes the code's sets of synthetic images and keeps them; with `of`, other embeddings are put in their place."""
+
+    def __init__(self, make: Callable[..., Any], of: Sequence[Tensor] | None) -> None:
+        self.make, self.of = make, of
+        self.made: list[Any] = []
+
+    def __call__(self, images: Tensor, e: Tensor, p: Tensor, y: Tensor) -> Any:
+        found = self.make(images, e if self.of is None else self.of[len(self.made)], p, y)
+        self.made.append(found)
+        return found
+
+
+def played_exchange(
+    on: Steps, run: Played, t: int, clients: list[Any], optimisers: list[Any], kept: set[str], epochs: int,
+    banks: Sequence[Tensor] | None = None,
+) -> list[Any]:  # fmt: skip
+    """Let the code exchange knowledge, and return the sets of images that it made: current ones, then past ones."""
+    told = run.down(t, 1)[0]
+    embeddings = [[(e, None, torch.zeros(len(e), dtype=torch.long)) for e in told.E[k].split(B)] for k in range(K)]
+    past = [bank(run, t, k) for k in range(K)]
+    images = [x for x, _ in past] if banks is None else banks
+    data_banks = [on.code.dataset.CustomDataset(standard(x), torch.zeros(len(x), dtype=torch.long)) for x in images]
+    of = None if ANSWERED in kept else [told.E[k] for k in range(K)] + [e for _, e in past]
+    sets = Sets(on.code.main.FakeDataset, of)
+    loader = DataLoader if SHUFFLED in kept else ordered
+    torch.manual_seed(0)
+    with on.code.mended(FakeDataset=sets, DataLoader=loader):
+        on.code.main.generator_to_local(
+            on.code.args(), clients, optimisers, plain_batches(run), COUNTS, on.code.decoder(told.Dec),
+            copy.deepcopy(clients[0]), data_banks, embeddings, epochs, B,
+        )  # fmt: skip
+    return sets.made
+
+
+def exchanged(on: Steps, run: Played, t: int, kept: set[str]) -> tuple[float, list[Any], list[Any]]:
+    """Return how far the clients' models are apart after the exchange of round t, with these points of the code kept;
+    and its clients and their optimisers.
+    """
+    clients = on.code.clients(run, t)
+    optimisers = adams(clients, docked=TRAINED in kept)
+    played_exchange(on, run, t, clients, optimisers, kept, PRESET["T_FKE"])
+    found = furthest(apart(run.model(k, t) or {}, weights(clients[k])) for k in range(K))
+    return found, clients, optimisers
+
+
+def answers(on: Steps) -> Iterator[Row]:
+    run, t = on.run, 2
+    clients = on.code.clients(run, t)
+    made = played_exchange(on, run, t, clients, adams(clients), {ANSWERED}, PRESET["T_FKE"])
+    told, logits, embeddings = [], [], []
+    for k in range(K):
+        said, mine = run.down(t, 1)[k], run.up(t, 1)[k].Y
+        x = decode(said.Dec, said.E[k], run.world.shape, pixels=(MEAN, SIGMA))
+        now, past = made[k], made[K + k]
+        told.append(apart({"x": x}, {"x": torch.from_numpy(now.fake_data) * SIGMA + MEAN}))
+        logits.append(apart({"p": mine[t].softmax(1)}, {"p": torch.from_numpy(now.logit)}))
+        logits.append(apart({"p": mine[1].softmax(1)}, {"p": torch.from_numpy(past.logit)}))
+        embeddings.append(apart({"e": said.E[k]}, {"e": torch.from_numpy(now.emb)}))
+        embeddings.append(apart({"e": bank(run, t, k)[1]}, {"e": torch.from_numpy(past.emb)}))
+    yield Row("answers", "as it is", "synthetic images", furthest(told), True)
+    yield Row("answers", "as it is", "probabilities on current and past images", furthest(logits), True)
+    said = f"as it is: {ANSWERED}"
+    yield Row("answers", said, "embeddings to come close to", furthest(embeddings), False)
+
+
+def buffer(on: Steps) -> Iterator[Row]:
+    """How many of client 0's past images are used, by round: all of what the code keeps, and fedaudit's sample."""
+    run = on.run
+    for t in (2, 3):
+        clients = on.code.clients(run, t)
+        whole = []
+        for k in range(K):
+            past = [(run.down(s, 1)[0].Dec, run.down(s, 1)[0].E[k]) for s in range(1, t)]
+            whole.append(torch.cat([decode(Dec, e, run.world.shape, pixels=(MEAN, SIGMA)) for Dec, e in past]))
+        made = played_exchange(on, run, t, clients, adams(clients), {ANSWERED}, PRESET["T_FKE"], whole)
+        theirs, ours = len(made[K].fake_data), sum(len(y) for s, y in run.up(t, 1)[0].Y.items() if s < t)
+        said = f"round {t}, as it is: {theirs} of {(t - 1) * N} rows; fedaudit {ours}"
+        yield Row("buffer", said, "past rows of a client that are reviewed", float(theirs - ours), theirs == ours)
+
+
+def exchange(on: Steps) -> Iterator[Row]:
+    what, t = "clients' models after the exchange of round 2", 2
+    found, *_ = exchanged(on, on.run, t, {ANSWERED, TRAINED, SHUFFLED})
+    yield Row("exchange", "as it is", what, found, False)
+    found, *_ = exchanged(on, on.run, t, {SHUFFLED})
+    yield Row("exchange", f"all mended but: {SHUFFLED}", what, found, False)
+    for point in (ANSWERED, TRAINED):
+        found, *_ = exchanged(on, on.in_order, t, {point})
+        yield Row("exchange", f"all mended but: {point}", what, found, False)
+    for t in (1, 2):
+        found, *_ = exchanged(on, on.in_order, t, set())
+        what = f"clients' models after the exchange of round {t}"
+        yield Row("exchange", "all mended", what, found, True)
+
+
+def tests(on: Steps) -> Iterator[Row]:
+    x, y = on.test
+    clients = [on.code.client(on.run.model(k, 3) or {}) for k in range(K)]
+    accuracy = on.code.utils.evaluate(clients, [(standard(x), y)], "Test", "Global Exchanged")
+    found = furthest(abs(ours - theirs / 100) for ours, theirs in zip(on.accuracy, accuracy, strict=True))
+    yield Row("tests", "as it is", "accuracies after the exchange of round 3", found, True)
+
+
+# --- the whole program ----------------------------------------------------------------------------------------------
+
+
+def program(on: Steps) -> Iterator[Row]:
+    """Two rounds of the code's own main function: what follows what, and what goes on from round to round."""
+    what = "clients' models after each exchange, decoders"
+    yield Row("program", "two rounds, as it is", what, whole(on, mended=False), False)
+    yield Row("program", "two rounds, all of the above mended", what, whole(on, mended=True), True)
+
+
+def whole(on: Steps, mended: bool) -> float:
+    """Let the code's main function run for two rounds, and return how far it is from fedaudit's run."""
+    main, run, at, found = on.code.main, on.in_order, Place(), []
+    made = [on.code.client(run.first[k], first_draws(run, 1)[0][k].state_dict()) for k in range(K)]
+    if not mended:
+        made = [copy.deepcopy(made[0]) for _ in made]
+    l2g, g2l = main.local_to_generator, main.generator_to_local
+
+    def local_align_clients(clients: list[Any], optimizers: Any, **_: Any) -> None:
+        at.t += 1
+        aligned(on, run, at.t, clients, adams(clients) if mended else optimizers, ruled=mended)
+
+    def get_generator(**_: Any) -> Any:
+        return on.code.decoder(first_draws(run, at.t)[2].state_dict())
+
+    def local_to_generator(args: Any, clients: list[Any], generator: Any, generator_optimizer: Any, **more: Any) -> Any:
+        torch.manual_seed(0)
+        if not mended:
+            more["client_data_loaders"] = plain_batches(run)
+            made = l2g(args, clients, generator=generator, generator_optimizer=generator_optimizer, **more)
+        else:
+            made = dock(on, run, at.t, clients, True)
+            decode_mixed(on, run, at.t, clients, generator, generator_optimizer, set())
+        found.append(
+            apart({theirs_of(name): w for name, w in run.down(at.t, 1)[0].Dec.items()}, generator.state_dict())
+        )
+        return made
+
+    def generator_to_local(args: Any, clients: list[Any], data_banks: list[Any], **more: Any) -> Any:
+        more["client_data_loaders"] = plain_batches(run)
+        if not mended:
+            sets = g2l(args, clients, data_banks=data_banks, **more)
+        else:
+            past = [bank(run, at.t, k) for k in range(K)]
+            of = [torch.cat([e for e, *_ in rows]) for rows in more["client_emb_logit_loaders"]]
+            of += [e for _, e in past]
+            for client in clients:
+                client.docking.requires_grad_(False)
+            if at.t > 1:  # fedaudit draws its rows in another order
+                data_banks = [Reordered(rows, run, at.t, k) for k, rows in enumerate(data_banks)]
+            with on.code.mended(FakeDataset=Sets(main.FakeDataset, of), DataLoader=ordered):
+                sets = g2l(args, clients, data_banks=data_banks, **more)
+            for client in clients:
+                client.docking.requires_grad_(True)
+        found.extend(apart(run.model(k, at.t) or {}, weights(clients[k])) for k in range(K))
+        return sets
+
+    named = {
+        "init_client_nets": lambda n, *_: [*made, copy.deepcopy(made[0])], "get_generator": get_generator,
+        "local_to_generator": local_to_generator, "generator_to_local": generator_to_local,
+        "local_align_clients": local_align_clients, "mkdir": lambda path: None,
+    }  # fmt: skip
+    loader = [(standard(on.test[0]), on.test[1])]
+    data = types.SimpleNamespace(
+        n_class=CLASSES, client_train_loaders=None, client_fixed_train_loaders=None, full_train_loader=loader,
+        full_test_loader=loader, client_class_cnt=COUNTS,
+    )  # fmt: skip
+    with on.code.mended(**named):
+        main.data_free_federated_knowledge_exchange(
+            on.code.args(local_align_acc=TAU, knowledge_exchange_rounds=2), data
+        )
+    return furthest(found)
+
+
+class Place:
+    """Says in which round the program is."""
+
+    t = 0
+
+
+class Reordered:
+    """A client's past images in the order in which fedaudit drew them."""
+
+    def __init__(self, rows: Any, run: Played, t: int, k: int) -> None:
+        assert t == 2, "of one past round"
+        self.rows, self.order = rows, Sample(run.down(t, 1)[0].seed).rows(k, 1, N, N)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.rows[int(self.order[index])]
+
+    def update(self, *rows: Any) -> None:
+        self.rows.update(*rows)
+
+
+CASES: tuple[Callable[[Steps], Iterator[Row]], ...] = (
+    settings, partition, network, augmentation, local_training, docking, decoder, answers, buffer, exchange, tests,
+    program,
+)  # fmt: skip
+
+
+# --- the table ------------------------------------------------------------------------------------------------------
+
+
+def table(kept: Mapping[str, Any]) -> str:
+    lines = ["| step | the author's code | compared | largest difference |", "|---|---|---|---:|"]
+    for row in kept["rows"]:
+        shown = f"{row['difference']:.1e}" if row["difference"] else "0"
+        shown = f"**{shown}**" if row["equal"] else shown
+        said = row["reference"] + (f" ({row['note']})" if row["note"] else "")
+        lines.append(f"| {row['step']} | {said} | {row['compared']} | {shown} |")
+    return "\n".join(lines)
+
+
+def main(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkout", type=Path, help="a checkout of github.com/HaowenGuan/DFFKE")
+    parser.add_argument("--only", default="", help="the steps to compare, by comma")
+    parser.add_argument("--json", type=Path, help="keep the figures in this file")
+    parser.add_argument("--table", type=Path, help="print the table of kept figures, and run nothing")
+    asked = parser.parse_args(words)
+    if asked.table:
+        print(table(json.loads(asked.table.read_text())))
+        return 0
+    if not asked.checkout:
+        parser.error("give --checkout, or --table")
+    torch.set_num_threads(1)
+    code, rows = Code(asked.checkout), []
+    on = runs(code)
+    chosen = [case for case in CASES if not asked.only or case.__name__ in asked.only.split(",")]
+    with code.imported():
+        for case in chosen:
+            for row in case(on):
+                rows.append(asdict(row))
+                print(f"{row.step}, {row.reference}: {row.difference:.1e} {row.note}", file=sys.stderr, flush=True)
+    kept = {
+        "checkout": commit_of(asked.checkout), "torch": torch.__version__, "torchvision": torchvision().__version__,
+        "numpy": np.__version__, "machine": platform.machine(), "limit": LIMIT, "rows": rows,
+    }  # fmt: skip
+    if asked.json:
+        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
+    print(table(kept))
+    apart = [f"{row['step']} ({row['reference']})" for row in rows if row["equal"] and row["difference"] > LIMIT]
+    if apart:
+        print(f"Further apart than {LIMIT:g}: {', '.join(apart)}.", file=sys.stderr)
+    return bool(apart)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
