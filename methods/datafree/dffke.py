@@ -48,9 +48,18 @@ The author's public code is an earlier state than the paper (32 x 32 pixels, Res
 distance of the docked embedding of a synthetic image to the one it was decoded from, for which a client gets its own
 docking layer; `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
 the others as there are peers, twice; `output` standardises decoded images; local training moves, mirrors and colours
-its images (`crop`, `flip`, `jitter`). That code also trains docking layers on in the exchange, adds a KL and an
-"inverse CE" to Eq. 12, draws more rows of the buffer, and stops local training by its accuracy on augmented images.
-These four are not here.
+its images (`crop`, `flip`, `jitter`). These points of that code are not here; with all of them mended the two do the
+same (docs/results/authors.md):
+
+- It trains docking layers on in the exchange, adds a KL and an "inverse CE" to Eq. 12, and draws more rows of the
+  buffer.
+- It stops local training by its running accuracy on augmented images, and skips it where that is reached before.
+- Its `embed` has the teacher's docked embedding of the synthetic image, by the teacher's newest model, as its target.
+- All docking layers begin alike, and a layer rests in the steps of other clients, where Adam moves it on here.
+- A batch of its decoder is of one client, drawn anew in each step, and a batch of its exchange of one peer: in turn an
+  own one, one of each peer's past and one of each peer's current images.
+- The Adam of an exchange goes on in the local training of the next round.
+- It colours an image after it has moved it, in a drawn order, with luma weights, and standardises each channel.
 
 Deviations, off by default:
 
