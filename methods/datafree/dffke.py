@@ -44,20 +44,20 @@ decoder: `_decoder`):
   `dirichlet-capped`).
 
 The author's public code is an earlier state than the paper (32 x 32 pixels, ResNet-18 with a 3x3 stem, `partition =
-"dirichlet-filled"`, 30 to 40 rounds). The preset `authors` has what it does besides: `embed` adds the mean squared
+"dirichlet-filled"`, 30 to 40 rounds). The preset `authors` has what it does besides. `embed` adds the mean squared
 distance of the docked embedding of a synthetic image to the one it was decoded from, for which a client gets its own
-docking layer; `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
-the others as there are peers, twice; `output` standardises decoded images; local training moves, mirrors and colours
-its images (`crop`, `flip`, `jitter`). These points of that code are not here; with all of them mended the two do the
-same (docs/results/authors.md):
+docking layer. `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
+the others as there are peers, twice. With `batches = "peer"` these are in turn an own batch, one of each peer's past
+and one of each peer's current images. Docking layers begin alike (`alike`) and rest in the steps of other clients
+(`rests`). `output` standardises decoded images, and local training moves, mirrors and colours its images (`crop`,
+`flip`, `jitter`). The following points of that code are not here; with all of them mended the two do the same
+(docs/results/authors.md):
 
 - It trains docking layers on in the exchange, adds a KL and an "inverse CE" to Eq. 12, and draws more rows of the
   buffer.
 - It stops local training by its running accuracy on augmented images, and skips it where that is reached before.
 - Its `embed` has the teacher's docked embedding of the synthetic image, by the teacher's newest model, as its target.
-- All docking layers begin alike, and a layer rests in the steps of other clients, where Adam moves it on here.
-- A batch of its decoder is of one client, drawn anew in each step, and a batch of its exchange of one peer: in turn an
-  own one, one of each peer's past and one of each peer's current images.
+- A batch of its decoder is of one client, drawn anew in each step.
 - The Adam of an exchange goes on in the local training of the next round.
 - It colours an image after it has moved it, in a drawn order, with luma weights, and standardises each channel.
 
@@ -70,10 +70,10 @@ Deviations, off by default:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
@@ -103,6 +103,7 @@ from fedaudit.methods.distillation.fke import FKE, Begin, Direction, Exchanged, 
 from fedaudit.training.models import Net
 
 Rows = list[tuple[Tensor, ...]]  # images, logits on them as row x peer x class, and with `embed` what they decode
+OfPeer = tuple[int, tuple[Tensor, ...]]  # a peer, and rows of its images
 
 
 def exchanged(
@@ -232,6 +233,9 @@ class DFFKE(FKE):
             "sigma_x": 0.5,
             "B_Tran": "client",
             "decay_Tran": 1e-3,
+            "alike": True,
+            "rests": True,
+            "batches": "peer",
             "decay": 1e-5,
             "crop": 4,
             "jitter": 0.4,
@@ -247,6 +251,8 @@ class DFFKE(FKE):
     T_Dec: int = Field(3, ge=0)  # epochs of the decoder
     B_Tran: Annotated[int, Field(ge=1)] | Literal["client"] = 100  # batch size of the docking layers
     decay_Tran: float = Field(0.0, ge=0)  # weight decay of the docking layers' Adam
+    alike: bool = False  # new docking layers begin alike
+    rests: bool = False  # a docking layer rests in the steps of other clients, which B_Tran = "client" has
     B_Dec: int = Field(100, ge=1)  # batch size of the decoder
     w_Dec: int = Field(64, ge=1)  # channels of the decoder's last layer; 64 gives its 4.4 M parameters
     md: Discrepancy = "none"  # F of the model discrepancy loss (Appendix E)
@@ -256,8 +262,15 @@ class DFFKE(FKE):
     sigma_x: float = Field(1.0, gt=0)
     embed: bool = False  # the exchange also draws docked embeddings together
     review: bool = False  # the client's own records have a share of the exchange
+    batches: Literal["mixed", "peer"] = "mixed"  # whether a batch of the exchange mixes peers, or is of one
     R: Annotated[int, Field(ge=0)] | Literal["unlimited"] = "unlimited"  # rounds that the memory buffer holds
     sync: bool = False  # a client gets Dec and E~ of the rounds that it missed
+
+    @model_validator(mode="after")
+    def _rests_by_client(self) -> Self:
+        if self.rests and self.B_Tran != "client":
+            raise ValueError('a docking layer that rests needs steps of single clients: set B_Tran = "client"')
+        return self
 
     def init(self, server: Server) -> DataFree:
         return DataFree(state_of(self.decoder(server)), {}, {}, {})
@@ -279,6 +292,7 @@ class DFFKE(FKE):
         theta_z = unify(  # lines 8-9, Eq. 11
             server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh is True else s.z, self.h,
             epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta, weight_decay=self.decay_Tran),
+            alike=self.alike, rests=self.rests,
         )  # fmt: skip
         E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # line 10, Eq. 10
         Dec = self.train_decoder(s, server, clients, theta_z, E)  # lines 11-12
@@ -335,60 +349,79 @@ class DFFKE(FKE):
 
     def learn_from_peers(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> None:
         """Learn from the peers' answers on their images, of this round and of those before."""
-        rows = self.current_rows(client, now, Y)  # Eq. 13
-        n = _count(rows)
-        rows += self.review_rows(client, Sample(now["seed"]), held(client.memory), Y)  # Eq. 14
-        sizes = n, _count(rows) - n
+        current = self.current_rows(client, now, Y)  # Eq. 13
+        past = self.review_rows(client, Sample(now["seed"]), held(client.memory), Y)  # Eq. 14
+        parts = self.parts(current, past)
+        sizes, rows = tuple(map(_count, parts)), [row for part in parts for row in part]
         if not rows:
             return
+        del current, past, parts  # `_joined` empties the list of rows, so that none lies in memory twice
         if self.embed or self.review:
             self.learn_more(client, rows, sizes, now.get("z"))
         else:
             x, y = _joined(rows)
-            self.learn(client, (x, y), turns=Turns(sizes, self.alternate))
+            self.learn(client, (x, y), turns=Turns(sizes, self.in_turn))
 
-    def learn_more(self, client: Client, rows: Rows, sizes: tuple[int, int], z: State | None) -> None:
+    def parts(self, current: list[OfPeer], past: list[OfPeer]) -> list[Rows]:
+        """Return the rows in the parts that take turns: Eq. 13 and Eq. 14, or those of each peer, past ones first."""
+        if self.batches == "mixed":
+            return [[row for _, row in rows] for rows in (current, past)]
+        peers = dict.fromkeys(i for i, _ in current)
+        return [[row for i, row in rows if i == peer] for rows in (past, current) for peer in peers]
+
+    @property
+    def in_turn(self) -> Literal["step", "epoch"]:
+        """Return how the parts take turns. One batch of each peer follows the other."""
+        return "step" if self.batches == "peer" else self.alternate
+
+    def learn_more(self, client: Client, rows: Rows, sizes: tuple[int, ...], z: State | None) -> None:
         """Exchange with `embed` or `review`: a row also has the embedding that it was decoded from, a label and whether
         it is one of the client's own records.
         """
         given = {"student_first": self.kl == "student-first", "z": dict(z) if z is not None else None}
         rows[:] = [_labelled(*of_some, h=self.h) for of_some in rows]
-        turns = Turns(sizes, self.alternate)
+        turns = Turns(sizes, self.in_turn)
         if self.review:
-            rows.append(_own_records(client.x, client.y, rows[0]))
-            turns = Turns((*sizes, len(client.y)), "even")
+            mine = _own_records(client.x, client.y, rows[0])
+            if self.batches == "peer":
+                rows.insert(0, mine)
+                turns = Turns((len(client.y), *sizes), "step")
+            else:
+                rows.append(mine)
+                turns = Turns((*sizes, len(client.y)), "even")
         self.teach(client, exchanged, _joined(rows), turns=turns, given=given)
 
-    def current_rows(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> Rows:
+    def current_rows(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> list[OfPeer]:
         """Return the rows of Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
         E: Rows = [(now["round"].read("E", i), ys) for i, ys in targets.items()]
-        return self.decoded(client, now["round"], E)
+        return list(zip(targets, self.decoded(client, now["round"], E), strict=True))
 
     def review_rows(
         self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
-    ) -> Rows:
+    ) -> list[OfPeer]:
         """Return the rows of Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on
         it.
         """
-        rows: Rows = []
+        rows: list[OfPeer] = []
         for s in past:
-            of_s = [(i, by_round[s]) for i, by_round in Y.items() if s in by_round]
-            E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s]
-            rows += self.decoded(client, past[s], E)
+            of_s = {i: by_round[s] for i, by_round in Y.items() if s in by_round}
+            E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s.items()]
+            rows += zip(of_s, self.decoded(client, past[s], E), strict=True)
         return rows
 
     def decoded(self, client: Client, past: Past, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
-        """Return a round's images in place of embeddings, for all peers at once, and the logits as row x peer x
+        """Return a round's images in place of embeddings, decoded for all peers at once, and the logits as row x peer x
         class.
         """
         if not rows:
             return []
         e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
         made = self.images(client, past.read("Dec"), e), ys[:, None]
-        return [(*made, e) if self.embed else made]
+        columns = (*made, e) if self.embed else made
+        return list(zip(*(column.split([len(of) for of, _ in rows]) for column in columns), strict=True))
 
     # --- on the server ---
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit import adam
+from fedaudit import Turns, adam
 from fedaudit.errors import ContractError
 from fedaudit.methods.datafree._decoder import (
     Decoder,
@@ -22,7 +22,7 @@ from fedaudit.methods.datafree._decoder import (
     resize,
     train_decoder,
 )
-from fedaudit.methods.datafree._docking import Docking, alignment, z
+from fedaudit.methods.datafree._docking import Docking, alignment, unify, z
 from fedaudit.training.models import build, count
 from fedaudit.wire.message import State, state_of
 
@@ -222,3 +222,69 @@ def test_the_decoders_loss_is_the_sum_of_both():
     x = Dec(torch.cat(list(E.values()))).detach()
     said = [net(x).softmax(1) for net in clients.values()]
     assert found["MSE"] - found["none"] == pytest.approx(-float((said[0] - said[1]).square().mean()), rel=1e-4)
+
+
+class DockingServer:
+    """Keeps what a training of docking layers is given; `optimise` carries it out."""
+
+    classes, device = 3, torch.device("cpu")
+
+    def __init__(self):
+        self.fitted, self.optimised = [], []
+
+    def fit(self, model, loss, rows, **how):
+        self.fitted.append((model, rows, how))
+
+    def optimise(self, parameters, closure, *, steps, opt, before):
+        optimiser = opt.build(parameters)
+        for step in range(steps):
+            before(step)
+            optimiser.zero_grad()
+            closure().backward()
+            self.optimised.append([None if p.grad is None else p.grad.clone() for p in parameters])
+            optimiser.step()
+
+
+SHARED = {4: (torch.randn(5, 3), torch.arange(5) % 3), 7: (torch.randn(8, 3), torch.arange(8) % 3)}
+SHARED |= {9: (torch.randn(6, 2), torch.arange(6) % 3)}  # another width
+
+
+def test_docking_layers_take_turns_client_by_client():
+    """One step on all rows of each client in an epoch."""
+    server = DockingServer()
+    unify(server, SHARED, {}, 4, epochs=5, batch="client", opt=adam(0.1))
+    ((model, (_, owner, _), how),) = server.fitted
+    assert (how["batch"], how["turns"], how["epochs"]) == (8, Turns((5, 8, 6), "epoch"), 5)
+    assert owner.tolist() == [0] * 5 + [1] * 8 + [2] * 6
+    assert not torch.equal(model.weight[0], model.weight[1]), "each has a draw of its own"
+
+
+def test_docking_layers_that_rest_and_begin_alike():
+    """In a step of one client only its own layer and the head have a gradient; a layer that was there goes on."""
+    server, before = DockingServer(), {7: State({"weight": torch.ones(4, 3), "bias": torch.zeros(4)})}
+    still = {"epochs": 0, "batch": "client", "opt": adam(0.1, weight_decay=0.5), "alike": True, "rests": True}
+    first = unify(server, {**SHARED, 5: SHARED[4]}, before, 4, **still)
+    assert torch.equal(first[4]["weight"], first[5]["weight"])
+    assert torch.equal(first[4]["bias"], first[5]["bias"])
+    assert torch.equal(first[7]["weight"], torch.ones(4, 3))
+    assert first[9]["weight"].shape == (4, 2)
+    torch.manual_seed(0)
+    unify(server, SHARED, {}, 4, **{**still, "epochs": 2})
+    assert not server.fitted
+    moved = [[place for place, g in enumerate(step) if g is not None] for step in server.optimised]
+    assert moved == [[0, 1, 2, 3], [0, 1, 4, 5], [0, 1, 6, 7]] * 2, "the head, and the layer whose turn it is"
+
+
+def test_a_layer_rests_as_if_the_others_steps_were_not_there():
+    """One client's layer after two epochs, with two others between its steps, by torch's own Adam on its gradients."""
+    server = DockingServer()
+    torch.manual_seed(3)
+    start = unify(server, SHARED, {}, 4, epochs=0, batch="client", opt=adam(0.1, weight_decay=0.5), rests=True)
+    torch.manual_seed(3)
+    found = unify(server, SHARED, {}, 4, epochs=2, batch="client", opt=adam(0.1, weight_decay=0.5), rests=True)
+    w = start[4]["weight"].clone().requires_grad_()
+    by_hand = torch.optim.Adam([w], lr=0.1, weight_decay=0.5)
+    for step in (0, 3):
+        w.grad = server.optimised[step][2]
+        by_hand.step()
+    assert torch.allclose(found[4]["weight"], w.detach(), atol=1e-6)

@@ -89,13 +89,14 @@ def test_logits_meet_their_rows_whatever_rounds_peers_hold():
         (method.current_rows(student, student.memory["now"], Y), 6),
         (past_rows, len(reply.Y[3]) + len(reply.Y[4])),
     ):
-        x, y = (torch.cat(parts) for parts in zip(*rows, strict=True))
+        assert {i for i, _ in rows} == {1}, "each is of the peer that answered"
+        x, y = (torch.cat(parts) for parts in zip(*(row for _, row in rows), strict=True))
         assert x.shape == (expected, 1, 8, 8)
         assert y.shape == (expected, 1, 3)
         assert torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-6)
     wrong = method.review_rows(student, Sample(4), held(student.memory), Y)  # another seed, other rows
-    assert sum(len(x) for x, _ in wrong) == expected
-    assert not all(torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-3) for x, y in wrong)
+    assert sum(len(x) for _, (x, _) in wrong) == expected
+    assert not all(torch.allclose(outputs(teacher.model, x), y[:, 0], atol=1e-3) for _, (x, y) in wrong)
 
 
 def exchanged(**options):
@@ -112,6 +113,7 @@ def exchanged(**options):
     message = Unified(rounds[3]["Dec"], rounds[3]["E"], seed=3)
     answers = {k: method.answer(client, message).Y for k, client in everybody.items()}
     student, asked = everybody[0], []
+    student.x, student.y = torch.randn(6, 1, 8, 8), torch.arange(6) % 3
     student.fit = lambda loss, rows, **how: asked.append((loss, rows, how))
     method.exchange(student, Peers({i: answers[i] for i in (1, 2)}))
     return everybody, answers, rounds, asked
@@ -140,6 +142,31 @@ def test_exchange_learns_eq_13_and_eq_14_in_turn():
             begin += m
     assert begin == 30
     assert list(held(everybody[0].memory)) == [1, 2, 3]
+
+
+def test_own_records_are_spread_over_mixed_rows():
+    ((_, (x, _, _, y, own), how),) = exchanged(T_FKE=1, review=True)[3]
+    assert how["turns"] == Turns((15, 15, 6), "even")
+    assert own.tolist() == [0] * 30 + [1] * 6
+    assert y[30:].tolist() == [0, 1, 2, 0, 1, 2]
+    assert len(x) == 36
+
+
+@pytest.mark.parametrize("review", [False, True])
+def test_by_peer_a_batch_is_of_one_peer(review):
+    """Own records first, if they are reviewed, then each peer's past rows, then each peer's current ones; each part
+    holds the images on which that peer's model gave these very logits."""
+    everybody, _, rounds, asked = exchanged(T_FKE=1, batches="peer", review=review, alternate="epoch")
+    ((_, (x, y, *_), how),) = asked
+    own = (6,) * review
+    assert how["turns"] == Turns((*own, 7, 8, 7, 8), "step"), "peers take turns, whatever `alternate` says"
+    begin = sum(own)
+    for i, n in ((1, 7), (2, 8), (1, 7), (2, 8)):
+        part = slice(begin, begin + n)
+        assert torch.allclose(y[part, 0], outputs(everybody[i].model, x[part]), atol=1e-6)
+        begin += n
+    images = [decode(rounds[3]["Dec"], rounds[3]["E"][i], (1, 8, 8)) for i in (1, 2)]
+    assert close(x[-15:], torch.cat(images), DECODER), "the current ones last"
 
 
 def test_every_reading_of_the_exchange_reaches_fit():

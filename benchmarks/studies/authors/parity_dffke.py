@@ -9,8 +9,8 @@ fedaudit's run: records, weights, batches and draws. The largest difference of a
 two do something else has a row with the code as it is, a row for each point with all other points mended, and a row
 with all of them mended. What is left in the last row is rounding, so that the list of points is complete.
 
-A point is mended by a name that the code's module looks up, or by what its function is given. The order of the batches
-in the exchange is mended on fedaudit's side. Nothing is shown for clients of unequal size: there the code drops a last,
+A point is mended by a name that the code's module looks up, or by what its function is given. Rows of the exchange are
+not shuffled, on both sides. Nothing is shown for clients of unequal size: there the code drops a last,
 shorter batch and repeats the rows of smaller clients, and the partition of its experiments has none.
 """
 
@@ -21,6 +21,7 @@ import contextlib
 import copy
 import importlib
 import io
+import itertools
 import json
 import platform
 import sys
@@ -96,7 +97,7 @@ class Steps:
 
     code: Code
     run: Played
-    in_order: Played
+    in_order: Played  # the same without a shuffle in the exchange
     accuracy: list[float]  # on the test set, by client, after the last round, from the run's own record
     test: tuple[Tensor, Tensor]
 
@@ -256,23 +257,15 @@ def records(folder: Path) -> str:
     return f"npz:{folder / 'records.npz'}"
 
 
-def peer_by_peer(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
-    """Yield the batches of an epoch of the exchange as the author's code has them: an own one, then one of each peer
-    from the buffer, then one of each peer's current images; nothing is shuffled.
-    """
-    current, past, _ = turns.sizes
-    for first in range(0, N, size):
-        own = [current + past + first]
-        begins = [*own, *range(current + first, current + past, N), *range(first, current, N)]
-        yield from (torch.arange(begin, begin + size) for begin in begins)
+def unshuffled(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Yield the batches of an epoch of the exchange, in which the parts take turns as ever, without a shuffle."""
+    begins = itertools.accumulate(turns.sizes, initial=0)
+    parts = [torch.arange(begin, begin + n).split(size) for begin, n in zip(begins, turns.sizes, strict=False) if n]
+    yield from (index for turn in itertools.zip_longest(*parts) for index in turn if index is not None)
 
 
 def runs(code: Code) -> Steps:
-    plain = Turns.batches
     kept: list[Any] = []
-
-    def batches(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
-        return (peer_by_peer if turns.by == "even" else plain)(turns, size, order)
 
     def record(*words: Any, **options: Any) -> Any:
         kept.append(by_hand_run(*words, **options))
@@ -286,7 +279,7 @@ def runs(code: Code) -> Steps:
             "preset": "authors", "set": SETTINGS, "eval_clients": True, "eval_every": 3,
         }  # fmt: skip
         run = played("dffke", Path(folder) / "a", **values)
-        with mock.patch.object(Turns, "batches", batches):
+        with mock.patch.object(Turns, "batches", unshuffled):
             in_order = played("dffke", Path(folder) / "b", **values)
     for one in (run, in_order):
         assert [len(y) for _, y in one.rows.values()] == [N] * K, "clients of another size"
@@ -536,22 +529,14 @@ def local_training(on: Steps) -> Iterator[Row]:
 # --- docking layers -------------------------------------------------------------------------------------------------
 
 
-class ZeroFilled(torch.optim.Adam):
-    """An Adam that also moves what has no gradient, as if it were zero."""
-
-    def step(self, closure: Any = None) -> Any:
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.grad = torch.zeros_like(p) if p.grad is None else p.grad
-        return super().step(closure)
-
-
 def first_draws(run: Played, t: int) -> tuple[list[nn.Linear], nn.Linear, Decoder]:
     """Return what fedaudit's server draws in a round: docking layers, their head, and a decoder."""
     with drawing("server", t):
         for k in range(K):
             run.net(run.up(t)[k].theta)  # the server makes room for theta_k, and draws weights for it
         layers = [nn.Linear(H, H) for _ in range(K)]
+        for layer in layers:
+            layer.load_state_dict(layers[0].state_dict())
         head = nn.Linear(H, CLASSES)
         return layers, head, Decoder(H, run.world.shape, W, "standardised", (MEAN, SIGMA))
 
@@ -564,22 +549,20 @@ def plain_batches(run: Played) -> list[list[tuple[Tensor, Tensor]]]:
     return [[(standard(x[i : i + B]), y[i : i + B]) for i in range(0, N, B)] for x, y in run.rows.values()]
 
 
-def dock(on: Steps, run: Played, t: int, clients: list[Any], filled: bool) -> Any:
+def dock(on: Steps, run: Played, t: int, clients: list[Any]) -> Any:
     """Let the code train the clients' docking layers, and return its docked embeddings in batches."""
     _, head, _ = first_draws(run, t)
     in_order = Instead(torch, randperm=torch.arange)
-    if filled:
-        in_order = Instead(in_order, optim=Instead(torch.optim, Adam=ZeroFilled))
     with on.code.mended(DataLoader=ordered, torch=in_order, nn=Instead(nn, Linear=lambda i, o: head)):
         return on.code.theirs.local_to_generator(
             on.code.args(), clients, plain_batches(run), None, COUNTS, nn.Identity(), None, B, 0, clients, "cpu"
         )
 
 
-def docked(on: Steps, run: Played, t: int, layers: Sequence[Mapping[str, Tensor]], filled: bool) -> float:
+def docked(on: Steps, run: Played, t: int, layers: Sequence[Mapping[str, Tensor]]) -> float:
     """Return how far docking layers are apart that the code has trained from these on."""
     clients = [on.code.client(run.up(t)[k].theta, layers[k]) for k in range(K)]
-    loaders = dock(on, run, t, clients, filled)
+    loaders = dock(on, run, t, clients)
     found = []
     for k, client in enumerate(clients):
         told = run.down(t, 1)[k]
@@ -597,20 +580,16 @@ def docking(on: Steps) -> Iterator[Row]:
         nets = alike(K, "ResNet18_32x32", CLASSES, "cpu")
     theirs = furthest(apart(nets[0].docking.state_dict(), net.docking.state_dict()) for net in nets)
     ours = furthest(apart(begun[0], of) for of in begun)
-    said = "as it is: one draw for all clients; fedaudit draws one for each"
-    yield Row("docking", f"first weights, {said}", "two clients' first docking layers", ours - theirs, False)
-    yield Row("docking", "round 1, as it is", what, docked(on, run, 1, [begun[0]] * K, False), False)
-    still = "a layer whose client has no rows in the step stays as it is"
-    found = docked(on, run, 1, begun, False)
-    yield Row("docking", f"round 1, all mended but: {still}", what, found, False)
-    yield Row("docking", "round 1, all mended", what, docked(on, run, 1, begun, True), True)
+    said = "as it is: one draw for all clients"
+    yield Row("docking", f"first weights, {said}", "two clients' first docking layers", abs(ours - theirs), True)
+    yield Row("docking", "round 1, as it is", what, docked(on, run, 1, begun), True)
     run = on.in_order
     kept = [run.down(1, 1)[k].z for k in range(K)]
     _, clients, _ = exchanged(on, run, 1, {TRAINED})
     moved = [client.docking.state_dict() for client in clients]
     said = "round 2, all mended but: the layers begin as the exchange left them"
-    yield Row("docking", said, what, docked(on, run, 2, moved, True), False)
-    yield Row("docking", "round 2, all mended", what, docked(on, run, 2, kept, True), True)
+    yield Row("docking", said, what, docked(on, run, 2, moved), False)
+    yield Row("docking", "round 2, all mended", what, docked(on, run, 2, kept), True)
 
 
 # --- decoder --------------------------------------------------------------------------------------------------------
@@ -752,7 +731,6 @@ def decoder(on: Steps) -> Iterator[Row]:
 
 ANSWERED = "the embedding to come close to is the teacher's, of the image, by its newest model"
 TRAINED = "docking layers are trained on"
-SHUFFLED = "a batch is of one peer: own, then each peer's past, then each peer's current images"
 
 
 def bank(run: Played, t: int, k: int) -> tuple[Tensor, Tensor]:
@@ -792,9 +770,8 @@ def played_exchange(
     data_banks = [on.code.dataset.CustomDataset(standard(x), torch.zeros(len(x), dtype=torch.long)) for x in images]
     of = None if ANSWERED in kept else [told.E[k] for k in range(K)] + [e for _, e in past]
     sets = Sets(on.code.main.FakeDataset, of)
-    loader = DataLoader if SHUFFLED in kept else ordered
     torch.manual_seed(0)
-    with on.code.mended(FakeDataset=sets, DataLoader=loader):
+    with on.code.mended(FakeDataset=sets, DataLoader=ordered):
         on.code.main.generator_to_local(
             on.code.args(), clients, optimisers, plain_batches(run), COUNTS, on.code.decoder(told.Dec),
             copy.deepcopy(clients[0]), data_banks, embeddings, epochs, B,
@@ -850,10 +827,8 @@ def buffer(on: Steps) -> Iterator[Row]:
 
 def exchange(on: Steps) -> Iterator[Row]:
     what, t = "clients' models after the exchange of round 2", 2
-    found, *_ = exchanged(on, on.run, t, {ANSWERED, TRAINED, SHUFFLED})
+    found, *_ = exchanged(on, on.in_order, t, {ANSWERED, TRAINED})
     yield Row("exchange", "as it is", what, found, False)
-    found, *_ = exchanged(on, on.run, t, {SHUFFLED})
-    yield Row("exchange", f"all mended but: {SHUFFLED}", what, found, False)
     for point in (ANSWERED, TRAINED):
         found, *_ = exchanged(on, on.in_order, t, {point})
         yield Row("exchange", f"all mended but: {point}", what, found, False)
@@ -902,7 +877,7 @@ def whole(on: Steps, mended: bool) -> float:
             more["client_data_loaders"] = plain_batches(run)
             made = l2g(args, clients, generator=generator, generator_optimizer=generator_optimizer, **more)
         else:
-            made = dock(on, run, at.t, clients, True)
+            made = dock(on, run, at.t, clients)
             decode_mixed(on, run, at.t, clients, generator, generator_optimizer, set())
         found.append(
             apart({theirs_of(name): w for name, w in run.down(at.t, 1)[0].Dec.items()}, generator.state_dict())

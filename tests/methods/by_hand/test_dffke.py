@@ -28,6 +28,7 @@ AUTHORS = {
     "output": "standardised", "mean_x": -0.1, "sigma_x": 0.6, "B_Tran": "client", "decay_Tran": 1e-3, "decay": 1e-2,
     "crop": 1, "jitter": 0.4, "flip": True,
 }  # fmt: skip
+BY_PEER = {**AUTHORS, "alike": True, "rests": True, "batches": "peer"}
 ARCHS = ["cnn_bn", "mlp", "cnn_bn", "mlp"]
 
 
@@ -100,6 +101,11 @@ def local_training(net, x, y, order, setting):
 def docking(E, Y, layers, head, order, setting):
     """Line 9, Eq. 11: min sum_k CE(l(z(E_k; theta_k^z); theta^l), Y_k), over rows of all clients mixed."""
     rows = [(k, i) for k in E for i in range(len(E[k]))]
+    parameters = [p for layer in [*layers.values(), head] for p in layer.parameters()]
+    if setting.get("rests"):  # no other layer has a gradient, so that Adam skips it
+        own = [lambda k=k: F.cross_entropy(head(layers[k](E[k])), Y[k]) for _ in range(T_TRAN) for k in E]
+        steps(own, parameters, setting["decay_Tran"])
+        return
 
     def loss(b):
         of = {k: [i for owner, i in (rows[j] for j in b.tolist()) if owner == k] for k in E}
@@ -117,7 +123,6 @@ def docking(E, Y, layers, head, order, setting):
         todo = todo * T_TRAN
     else:
         todo = [b for _ in range(T_TRAN) for b in epoch(order, len(rows), B_TRAN)]
-    parameters = [p for layer in [*layers.values(), head] for p in layer.parameters()]
     steps([lambda b=b: loss(b) for b in todo], parameters, setting.get("decay_Tran", 0.0))
 
 
@@ -163,10 +168,14 @@ def divergence(kl, student, teacher):
     return (p * (p.log() - q.log())).sum(1).mean()
 
 
-def exchange(net, D, B_t, order, setting, own=None, z=None):
+def exchange(net, D, B_t, order, setting, own=None, z=None, past_of=()):
     """Lines 18-20: T_FKE epochs, Eq. 13 on D^_i and Eq. 14 on B^t_i taking turns, one Adam. By the author's code, own
-    records are a third part, all three spread evenly over the epoch, and docked embeddings are drawn together."""
-    parts = [[torch.cat(t) for t in zip(*part, strict=True)] for part in (D, B_t) if part]
+    records are a third part, all three spread evenly over the epoch, and docked embeddings are drawn together. By peer:
+    one batch of the own records, one of each peer's past images, one of each peer's current ones, and again."""
+    by_peer = setting.get("batches") == "peer"
+    peers = [[row for i, row in zip(past_of, B_t, strict=True) if i == peer] for peer in dict.fromkeys(sorted(past_of))]
+    found = [*peers, *([row] for row in D)] if by_peer else [D, B_t]
+    parts = [[torch.cat(t) for t in zip(*part, strict=True)] for part in found if part]
     losses = []
 
     def loss(x, y, e=None):
@@ -177,10 +186,12 @@ def exchange(net, D, B_t, order, setting, own=None, z=None):
         return divergence(setting["kl"], net.classify(h), y) + far
 
     if setting.get("review"):
-        parts.append(own)
+        parts.insert(0 if by_peer else len(parts), own)
     for _ in range(T_FKE):
         batches = [[tuple(t[b] for t in part) for b in epoch(order, len(part[0]), B)] for part in parts]
-        if setting.get("review"):
+        if by_peer:
+            turns = [part[i] for i in range(max(map(len, batches))) for part in batches if i < len(part)]
+        elif setting.get("review"):
             at = [((j + 0.5) / len(part), i, j) for i, part in enumerate(batches) for j in range(len(part))]
             turns = [batches[i][j] for _, i, j in sorted(at)]
         elif setting["alternate"] == "step" and len(batches) == 2:
@@ -207,10 +218,12 @@ def sample(seed, i, past, n):
     return {s: torch.randperm(n, generator=generator(seed, i, s))[:m] for s, m in counts.items() if m}
 
 
-OTHER_READING = pytest.param(OTHER, marks=pytest.mark.slow)
+OTHER_READING, MIXED = (pytest.param(reading, marks=pytest.mark.slow) for reading in (OTHER, AUTHORS))
 
 
-@pytest.mark.parametrize("reading", [LITERAL, OTHER_READING, AUTHORS], ids=["literal", "other", "authors"])
+@pytest.mark.parametrize(
+    "reading", [LITERAL, OTHER_READING, BY_PEER, MIXED], ids=["literal", "other", "authors", "mixed"]
+)
 def test_three_rounds(reading, tmp_path):
     setting = {**NUMBERS, **reading}
     ran = played(
@@ -253,6 +266,10 @@ def test_three_rounds(reading, tmp_path):
             head = nn.Linear(H, 10)
             Dec = decoder(setting.get("output") == "standardised")
             torch.set_default_dtype(torch.float32)
+        if setting.get("alike"):  # all of one width
+            for k in present:
+                alike = next(i for i in present if E[i].shape[1] == E[k].shape[1])
+                layers[k].load_state_dict(layers[alike].state_dict())
         if not setting.get("fresh"):
             Dec.load_state_dict(Dec_state)
         if setting.get("fresh") is not True:
@@ -307,8 +324,9 @@ def test_three_rounds(reading, tmp_path):
                 for i in present
                 if i != k and s in rows[i]
             ]
+            past_of = [i for s in sorted(memory[k]) for i in present if i != k and s in rows[i]]
             layer = copy.deepcopy(layers[k]).requires_grad_(False)
-            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting, ran.rows[k], layer)
+            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting, ran.rows[k], layer, past_of)
             close(nets[k].state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
             memory[k][t] = (Dec_state, E_)
             memory[k] = {s: memory[k][s] for s in sorted(memory[k])[-R:]}
