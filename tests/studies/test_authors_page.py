@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from fedaudit import run
+from fedaudit import registry, run
 from fedaudit.errors import DataError
 from fedaudit.suite.suite_file import read_suite
 
 ROOT = Path(__file__).resolve().parents[2]
 STUDY = ROOT / "benchmarks" / "studies" / "authors"
+PAGE = ROOT / "docs" / "results" / "authors.md"
+CHECKOUT = os.environ.get("FEDAUDIT_FEDZGE")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +93,97 @@ def test_the_page_has_the_table(made):
     if not made.KEPT.exists():
         pytest.skip("the runs of benchmarks/studies/authors/digits.toml are not kept yet")
     assert made.table(made.read()) in (ROOT / "docs" / "results" / "authors.md").read_text()
+
+
+# --- FedZGE beside its authors' code ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def parity():
+    sys.path.insert(0, str(STUDY))
+    spec = importlib.util.spec_from_file_location("parity_fedzge", STUDY / "parity_fedzge.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["parity_fedzge"] = module
+    spec.loader.exec_module(module)
+    yield module
+    sys.path.remove(str(STUDY))
+
+
+@pytest.fixture(scope="module")
+def beside():
+    return json.loads((STUDY / "parity_fedzge.json").read_text())
+
+
+def test_the_page_shows_fedzge_beside_its_authors_code(parity, beside):
+    page = PAGE.read_text()
+    assert parity.table(beside) in page
+    assert parity.table_of_shares(beside) in page
+    assert beside["checkout"] in page
+
+
+def test_with_every_point_mended_nothing_but_rounding_is_left(parity, beside):
+    """At a long epsilon over three rounds, and at the published one over the first."""
+    assert beside["limit"] == parity.LIMIT == 1e-10
+    equal = [row for row in beside["rows"] if row["equal"]]
+    assert [(row["epsilon"], row["rounds"]) for row in equal] == [(0.5, 3), (0.001, 1)]
+    assert all(row["difference"].keys() == parity.STAGES.keys() for row in beside["rows"])
+    assert all(value <= parity.LIMIT for row in equal for value in row["difference"].values())
+
+
+def test_each_point_has_a_row_of_its_own(parity, beside):
+    """Every point tells somewhere, but for the bias, which a batch norm takes out again."""
+    alone = {
+        row["reference"]: row["difference"] for row in beside["rows"] if row["epsilon"] == 0.5 and not row["equal"]
+    }
+    assert alone.keys() == {parity.WITH + said for said in parity.MENDS.values()}
+    for name, said in parity.MENDS.items():
+        told = max(alone[parity.WITH + said].values())
+        assert told <= parity.LIMIT if name == "bias" else told > 1e-4, name
+    unread = alone[parity.WITH + parity.MENDS["statistics"]]
+    assert {name for name, value in unread.items() if value > parity.LIMIT} == {"trained", "distilled"}
+    counted = alone[parity.WITH + parity.MENDS["accuracy"]]
+    assert {name for name, value in counted.items() if value > parity.LIMIT} == {"accuracy"}
+
+
+def test_every_setting_of_the_preset_would_be_noticed(parity, beside):
+    """But for sizes, which both sides are given, and `tested`, which teaches nothing."""
+    preset = registry.find("fedzge").presets["authors"]
+    assert beside["noticed"].keys() == parity.OTHER.keys() == preset.keys() - {"B", "q", "E_k", "E_prime", "tested"}
+    assert all(parity.OTHER[name] != preset[name] for name in parity.OTHER)
+    assert all(value > 1e-2 for value in beside["noticed"].values())
+
+
+def test_what_the_page_says_of_the_network_and_of_an_empty_class(beside):
+    assert beside["resnet18"]["outputs"] == 0
+    assert 0.97 < beside["resnet18"]["least"] <= beside["resnet18"]["most"] < 1.03
+    assert beside["nan"] > 0.999
+
+
+def test_a_difference_is_found_wherever_it_is(parity):
+    zero, one = torch.zeros(2), torch.tensor([0.0, 1.0])
+    assert parity.gap({"a": [zero, zero]}, {"a": [zero, one]}) == 1.0
+    assert parity.gap({"a": zero, "conv3.bias": zero}, {"a": zero}) == 0.0, "a batch norm takes this bias out"
+    assert math.isnan(parity.gap([zero, zero], [one, zero * math.nan])), "and is not passed over"
+    with pytest.raises(AssertionError, match="of one side only: \\['b'\\]"):
+        parity.gap({"a": zero, "b": zero}, {"a": zero})
+
+
+def test_what_is_not_a_number_is_not_called_equal(parity):
+    assert parity.shown(math.nan, math.nan <= parity.LIMIT) == "nan"
+    assert parity.shown(3e-14, True) == "**3e-14**"
+
+
+def test_a_folder_that_is_no_checkout_of_fedzge_is_refused(parity, tmp_path):
+    with pytest.raises(SystemExit, match="is not a checkout of maxinge8698/FedZGE"):
+        parity.Program(tmp_path, None)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CHECKOUT, reason="no checkout: set FEDAUDIT_FEDZGE to one of maxinge8698/FedZGE")
+def test_fedzge_and_its_authors_code_still_agree(parity, beside, tmp_path):
+    assert parity.main(["--checkout", CHECKOUT, "--json", str(tmp_path / "again.json")]) == 0
+    again = json.loads((tmp_path / "again.json").read_text())
+    assert [row["reference"] for row in again["rows"]] == [row["reference"] for row in beside["rows"]]
 
 
 # --- DFFKE beside its author's code ---------------------------------------------------------------------------------
