@@ -36,7 +36,7 @@ contradicts itself, and we chose:
   at a time are normalised by their own statistics, and takes the best of f's E inner steps by the test set. `tested =
   "batch"` scores f in that mode too, under `global_points`; `"inner"` scores each inner step so. Their best is selected
   on the test set, and a table has to say so.
-- Eqs. 4 and 20 have no factor tau^2; Adam would not notice it.
+- Eqs. 4 and 20 have no factor tau^2. The authors' code has it, and Adam hardly notices it.
 - Table 8 leaves out N_k, 8 bytes a client and query. Labels y^ stay on the server. Without local distillation nobody
   needs the ensemble's output and it is not sent: 63.15 GB, where Table 5 prints the 63.17 of the full method.
 
@@ -44,7 +44,9 @@ The preset `authors` is the public code's reading of all these points; the run's
 besides, because there each client and the server start from weights of their own. That code trains the generator with
 transposed convolutions without a bias, and on real images in [0, 1] beside generated ones in [-1, 1]. Here both are in
 [-1, 1], and the convolutions have a bias. Its term L_info of a perturbed batch takes the logarithm of the unperturbed
-p, a slip that is not repeated here.
+p, a slip that is not repeated here. It divides Eq. 17 by B once more, lets the rate of Eq. 20 fall over E_k epochs
+whatever E'_k is, makes a step of a last batch of one record, and moves running statistics in tests. With these points
+mended the two do the same (docs/results/authors.md).
 
 These settings are controls, and not part of the method. `gradient = "true"` (Figure 2) uploads the clients' weights,
 and the ledger says so. `images = "frozen"` never trains the generator. `images = "real"` takes images of the public set
