@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from torch import Tensor
 from fedaudit.errors import ContractError
 
 Fill = float | tuple[float, ...] | Literal["mean"]
+Colours = Literal["plain", "torchvision"]
 
 
 class Augmentation(Protocol):
@@ -37,8 +38,14 @@ class Augment:
     flip: bool = False  # left to right, every other time
     jitter: float = 0.0  # brightness, contrast and saturation times a factor in [1 - jitter, 1 + jitter]
     fill: Fill = "mean"  # pixels from outside, in [-1, 1]; "mean": that of the image's own channel
+    # "plain": coloured before it is moved, in the order above, grey being the mean of the channels. "torchvision": as a
+    # ColorJitter behind a RandomCrop, what came from outside included, in a drawn order, grey by luma weights.
+    colours: Colours = "plain"
 
-    NUMBERS: ClassVar[int] = 6
+    @property
+    def NUMBERS(self) -> int:
+        """Return how many random numbers an image takes."""
+        return 7 if self.colours == "torchvision" else 6
 
     def __post_init__(self) -> None:
         if self.crop < 0 or not 0 <= self.jitter <= 1:
@@ -56,9 +63,27 @@ class Augment:
                 f"fit: the records have the shape {tuple(x.shape[1:])}. An augmentation needs images (channel, height, "
                 "width): leave augment out."
             )
-        if self.jitter:
+        last = self.colours == "torchvision"
+        if self.jitter and not last:
             x = self._coloured(x, u[:, 3:])
-        return self._moved(x, u) if self.crop or self.flip else x
+        if self.crop or self.flip:
+            x = self._moved(x, u)
+        return self._coloured_in_any_order(x, u[:, 3:]) if self.jitter and last else x
+
+    def _coloured_in_any_order(self, x: Tensor, u: Tensor) -> Tensor:
+        """Return images of other brightness, contrast and saturation, each image in an order of its own."""
+        by = (1 + self.jitter * (2 * u[:, :3].to(x.dtype) - 1)).unflatten(1, (3, 1, 1, 1))
+        drawn = (u[:, 3] * 6).floor().long().clamp(max=5)  # which of the six orders
+        first, turned = drawn // 2, drawn % 2 == 1
+        low, high = (first == 0).long(), 2 - (first == 2).long()  # the other two
+        light = (x + 1) / 2
+        for kind in (first, torch.where(turned, high, low), torch.where(turned, low, high)):
+            grey = _luma(light)
+            towards = torch.where((kind == 1)[:, None, None, None], grey.mean((1, 2, 3), keepdim=True), grey)
+            towards = torch.where((kind == 0)[:, None, None, None], 0.0, towards)
+            factor = by.gather(1, kind[:, None, None, None, None])[:, 0]
+            light = (towards + (light - towards) * factor).clamp(0, 1)
+        return light * 2 - 1
 
     def _coloured(self, x: Tensor, u: Tensor) -> Tensor:
         """Return images of other brightness, contrast and saturation, in this order, each put back into [-1, 1]."""
@@ -95,6 +120,14 @@ class Augment:
         """Return its numbers, each of which a method may have chosen."""
         filled = self.fill if isinstance(self.fill, tuple) else (self.fill,)
         return [self.crop, self.flip, self.jitter, *filled]
+
+
+def _luma(light: Tensor) -> Tensor:
+    """Return grey images: of three channels the sum by ITU-R 601's weights, of any other number the mean."""
+    if light.shape[1] != 3:
+        return light.mean(1, keepdim=True)
+    red, green, blue = light.split(1, dim=1)
+    return 0.2989 * red + 0.587 * green + 0.114 * blue
 
 
 def treats_rows_alone(augment: Augmentation | None) -> bool:

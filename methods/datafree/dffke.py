@@ -50,8 +50,8 @@ docking layer. `review` gives the client's own records, unaugmented, a share of 
 the others as there are peers, twice. With `batches = "peer"` these are in turn an own batch, one of each peer's past
 and one of each peer's current images. Docking layers begin alike (`alike`) and rest in the steps of other clients
 (`rests`). `output` standardises decoded images, and local training moves, mirrors and colours its images (`crop`,
-`flip`, `jitter`). The following points of that code are not here; with all of them mended the two do the same
-(docs/results/authors.md):
+`flip`, `jitter`, `colours`). The following points of that code are not here; with all of them mended the two do the
+same (docs/results/authors.md):
 
 - It trains docking layers on in the exchange, adds a KL and an "inverse CE" to Eq. 12, and draws more rows of the
   buffer.
@@ -59,7 +59,7 @@ and one of each peer's current images. Docking layers begin alike (`alike`) and 
 - Its `embed` has the teacher's docked embedding of the synthetic image, by the teacher's newest model, as its target.
 - A batch of its decoder is of one client, drawn anew in each step.
 - The Adam of an exchange goes on in the local training of the next round.
-- It colours an image after it has moved it, in a drawn order, with luma weights, and standardises each channel.
+- It rounds augmented images to 8 bits, and standardises each channel.
 
 Deviations, off by default:
 
@@ -239,6 +239,7 @@ class DFFKE(FKE):
             "decay": 1e-5,
             "crop": 4,
             "jitter": 0.4,
+            "colours": "torchvision",
             "flip": True,
         },
     }

@@ -61,6 +61,7 @@ from fedaudit import (
     state_of,
 )  # fmt: skip
 from fedaudit.methods.shared._local_training import views
+from fedaudit.training.augment import Colours
 
 Direction = Literal["student-first", "teacher-first"]
 Statistics = Literal["synthetic", "own"]
@@ -135,6 +136,7 @@ class FKE(Method):
     decay: float = Field(0.0, ge=0)  # weight decay of the clients' Adam
     crop: int = Field(0, ge=0)  # local training: images are moved by so many pixels at most
     jitter: float = Field(0.0, ge=0, le=1)  # and brightness, contrast and saturation changed by such a share at most
+    colours: Colours = "plain"  # before images are moved, in one order; or after that, in any order, as torchvision
     flip: bool = False  # and mirrored every other time
     pi: float = Field(1.0, gt=0, le=1)  # share of the clients that collaborate at all (Table 6)
     deploy: Literal["exchanged", "trained"] = "exchanged"  # theta_k as of the round's end, or as of Eq. 9
@@ -166,7 +168,7 @@ class FKE(Method):
     @property
     def augment(self) -> Augment | None:
         """Return the augmentation of local training; None without."""
-        return views(self.crop, self.flip, self.jitter)
+        return views(self.crop, self.flip, self.jitter, self.colours)
 
     def exchange(self, client: Client, msg: Any) -> Exchanged:
         self.mark_trained(client)

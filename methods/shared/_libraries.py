@@ -12,9 +12,9 @@ DFFKE's author (github.com/HaowenGuan/DFFKE, 15 September 2024) took HtFLlib's r
 than the paper. There they train by Adam at 0.001 with a weight decay of 1e-5, in batches of 100, one epoch a round, on
 images that are moved, mirrored and coloured, like DFFKE's own. What a client trains beside its own network has SGD at
 0.01, as in HtFLlib. A server's training has HtFLlib's rate and DFFKE's batch size. Class means are taken of such images
-there, and of the plain ones here. That code colours an image after it has moved it, in a random order, and standardises
-channels. It tests twice in a round where the server sends something new, and reports the best of all tests; here these
-are two points of the round.
+there, and of the plain ones here. That code rounds augmented images to 8 bits, and standardises channels. It tests
+twice in a round where the server sends something new, and reports the best of all tests; here these are two points of
+the round.
 """
 
 from __future__ import annotations
@@ -24,5 +24,6 @@ from typing import Any
 HTFLLIB: dict[str, Any] = {"E": 1, "B": 10, "eta": 0.01}
 DFFKE_AUTHORS: dict[str, Any] = {
     "opt": "adam", "E": 1, "B": 100, "eta": 0.001, "weight_decay": 1e-5, "crop": 4, "flip": True, "jitter": 0.4,
+    "colours": "torchvision",
 }  # fmt: skip
 PFLIB: dict[str, Any] = {"E": 1, "B": 10, "eta": 0.005}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fedaudit import adam, sgd
+from fedaudit import Augment, adam, sgd
 from fedaudit.errors import SettingError
 from fedaudit.methods.shared._optimiser import WithOptimiser
 from fedaudit.registry import find
@@ -102,6 +102,16 @@ def test_the_rate_falls_within_a_round_where_it_is_asked_for(name, monkeypatch, 
         quick = {**find(name).quick, "eta": 0.02, "opt": "adam", **schedule}
         run(tiny(name, rounds=1, clients=2, set=quick), out=tmp_path / wanted)
         assert seen == [adam(0.02, schedule=wanted)] * 2
+
+
+@pytest.mark.parametrize("name", ["dffke", "fke", "fedproto", "fml", "local"])
+def test_colours_reach_local_training(name):
+    """Of DFFKE and of its rivals, as the preset of its author's code has them; without a word they are plain."""
+    preset = {"dffke": "authors", "fke": None}.get(name, "dffke_authors")
+    more = {"crop": 4, "flip": True, "jitter": 0.4, "colours": "torchvision"} if preset is None else {}
+    wanted = Augment(crop=4, flip=True, jitter=0.4, fill=-1.0, colours="torchvision")
+    assert find(name).make(more, preset).augment == wanted
+    assert find(name).make({"jitter": 0.4}).augment == Augment(jitter=0.4, fill=-1.0)
 
 
 @pytest.mark.parametrize("name", ["fedavg", "local", "fedgen"])

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedaudit import Augment, adam, ce, sgd
+from fedaudit._torchvision import torchvision
 from fedaudit.errors import ContractError, PrivacyError
 from fedaudit.privacy.dpsgd import fit_private
 from fedaudit.privacy.dpsgd_stack import PrivateJob, fit_private_together
@@ -62,6 +63,38 @@ def test_colours_by_hand():
         greys = [(contrast[0][j] + contrast[1][j]) / 2 for j in (0, 1)]
         wanted.append([greys[j] + 0.6 * (contrast[channel][j] - greys[j]) for j in (0, 1)])
     assert torch.allclose((out[0, :, 0] + 1) / 2, torch.tensor(wanted), atol=1e-6)
+
+
+ORDERS = [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0), (2, 0, 1), (2, 1, 0)]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("number", range(6))
+def test_colours_of_torchvision(channels, number):
+    """torchvision's own functions in the drawn order, on the image that was moved over black; one number more says
+    which of the six orders it is."""
+    vision = torchvision().transforms.functional
+    torch.manual_seed(number)
+    augment = Augment(crop=1, flip=True, jitter=0.4, fill=-1.0, colours="torchvision")
+    x = torch.rand(4, channels, 5, 6, dtype=torch.float64) * 2 - 1
+    u = augment.draw(4, torch.Generator().manual_seed(number)).double()
+    u[:, 6] = (number + torch.tensor([0.01, 0.3, 0.6, 0.99])) / 6
+    assert u.shape == (4, 7)
+    seen = Augment(crop=1, flip=True, fill=-1.0)(x, u)
+    assert not torch.equal(seen, x)
+    steps = vision.adjust_brightness, vision.adjust_contrast, vision.adjust_saturation
+    for image, found, numbers in zip(seen, augment(x, u), u, strict=True):
+        light = (image + 1) / 2
+        for kind in ORDERS[number]:
+            light = steps[kind](light, float(0.6 + 0.8 * numbers[3 + kind]))
+        assert torch.allclose((found + 1) / 2, light, atol=1e-9)
+
+
+def test_the_six_orders_are_equally_often_drawn():
+    augment = Augment(jitter=0.4, colours="torchvision")
+    u = augment.draw(6000, torch.Generator().manual_seed(0))
+    assert (u[:, 6] * 6).floor().long().bincount().tolist() == pytest.approx([1000] * 6, abs=130)  # four deviations
+    assert Augment(jitter=0.4).draw(2, torch.Generator()).shape == (2, 6), "others draw what they drew"
 
 
 def test_every_image_is_moved_by_its_own_numbers():

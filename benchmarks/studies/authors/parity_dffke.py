@@ -47,6 +47,7 @@ from by_hand import Played, drawing, epoch, played, rng  # noqa: E402
 from parity import Apart, commit_of  # noqa: E402
 from reference_library import Instead  # noqa: E402
 
+from fedaudit import Augment  # noqa: E402
 from fedaudit._torchvision import torchvision  # noqa: E402
 from fedaudit.data.partitions import _dirichlet_filled, _Task  # noqa: E402
 from fedaudit.methods.datafree._buffer import Sample  # noqa: E402
@@ -377,64 +378,50 @@ def network(on: Steps) -> Iterator[Row]:
         yield Row("network", "all mended: images in [-1, 1]", what, gap(x), True)
 
 
-COLOURS = "colours in a drawn order"
-CROPPED = "moved first, coloured with the black border"
-LUMA = "grey by luma weights"
-BITS = "rounded to 8 bits after each change"
+ORDERS = tuple(itertools.permutations(range(3)))  # of brightness, contrast and saturation
 
 
 def augmentation(on: Steps) -> Iterator[Row]:
-    """128 images of 32 x 32 with the same numbers: where each is moved, whether mirrored, and three factors."""
+    """128 images of 32 x 32 with the same numbers: where each is moved, whether mirrored, three factors, an order."""
     numbers = np.random.RandomState(0)
     base = numbers.uniform(0, 255, (128, 4, 4, 3)).repeat(8, 1).repeat(8, 2)
     images = (base + numbers.normal(0, 20, base.shape)).clip(0, 255).astype(np.uint8)
-    u = torch.from_numpy(numbers.uniform(0, 1, (len(images), 6)))
-    orders = [torch.from_numpy(numbers.permutation(4)) for _ in images]
-    augment = views(PRESET["crop"], PRESET["flip"], PRESET["jitter"])
-    assert augment is not None
+    u = torch.from_numpy(numbers.uniform(0, 1, (len(images), 7)))
     exact = torch.from_numpy(images).double().permute(0, 3, 1, 2) / 255
-    ours = augment(exact * 2 - 1, u)
+    ours = ours_of(PRESET["crop"])(exact * 2 - 1, u)
     vision = torchvision().transforms
     steps = list(on.code.transforms.get_cifar10_transform()["train_transform"].transforms)
     _, crop, jitter, mirror, _, channels = steps
 
-    def transformed(i: int, kept: set[str]) -> Tensor:
-        down, right, flip, *factors = u[i].tolist()
-        order = orders[i] if COLOURS in kept else torch.arange(4)
+    def transformed(i: int, bits: bool) -> Tensor:
+        down, right, flip, *factors, order = u[i].tolist()
         by = [0.6 + 0.8 * number for number in factors]
+        drawn = torch.tensor([*ORDERS[int(6 * order)], 3])  # last the hue, which it leaves alone
         chance = Instead(torch, rand=lambda n: torch.tensor([flip]))
-        grey = vision._functional_tensor.rgb_to_grayscale if LUMA in kept else plain_grey
-        chain = [crop, jitter, mirror] if CROPPED in kept else [jitter, crop, mirror]
         with (
             mock.patch.object(type(crop), "get_params", return_value=(int(down * 9), int(right * 9), 32, 32)),
-            mock.patch.object(type(jitter), "get_params", return_value=(order, *by, None)),
+            mock.patch.object(type(jitter), "get_params", return_value=(drawn, *by, None)),
             mock.patch.object(vision.transforms, "torch", chance),
-            mock.patch.object(vision._functional_tensor, "rgb_to_grayscale", grey),
         ):
-            if BITS in kept:  # as the code has it: an image of the Python library, that is, of bytes
+            if bits:  # as the code has it: an image of the Python library, that is, of bytes
                 return vision.Compose(steps)(images[i])
-            return vision.Compose([*chain, channels])(exact[i])
+            return vision.Compose([crop, jitter, mirror, channels])(exact[i])
 
-    def seen(*kept: str) -> Tensor:
+    def gap(bits: bool) -> float:
         mean, deviation = (torch.tensor(v)[:, None, None] for v in (channels.mean, channels.std))
-        return torch.stack([(transformed(i, {*kept}) * deviation + mean) * 2 - 1 for i in range(len(images))])
-
-    def gap(*kept: str) -> float:
-        return apart({"x": ours}, {"x": seen(*kept)})
+        seen = torch.stack([(transformed(i, bits) * deviation + mean) * 2 - 1 for i in range(len(images))])
+        return apart({"x": ours}, {"x": seen})
 
     what = "augmented images, in [-1, 1]"
-    every = COLOURS, CROPPED, LUMA, BITS
-    yield Row("augmentation", "as it is", what, gap(*every), False)
-    for point in (COLOURS, CROPPED, LUMA):
-        yield Row("augmentation", f"all mended but: {point}", what, gap(point), False)
-    bits = apart({"x": seen(*every)}, {"x": seen(*every[:-1])})
-    yield Row("augmentation", f"beside itself without: {BITS}", what, bits, False)
-    yield Row("augmentation", "all mended", what, gap(), True)
+    yield Row("augmentation", "as it is: rounded to 8 bits after each change", what, gap(bits=True), False)
+    yield Row("augmentation", "all mended", what, gap(bits=False), True)
 
 
-def plain_grey(image: Tensor, num_output_channels: int = 1) -> Tensor:
-    """Return the mean of the channels as an image of one channel."""
-    return image.mean(-3, keepdim=True)
+def ours_of(crop: int) -> Augment:
+    """Return the preset's augmentation, with so many pixels to move by."""
+    found = views(crop, PRESET["flip"], PRESET["jitter"], PRESET["colours"])
+    assert found is not None
+    return found
 
 
 # --- local training -------------------------------------------------------------------------------------------------
@@ -448,9 +435,7 @@ class Epochs:
     def __init__(self, run: Played, k: int, t: int, model: nn.Module) -> None:
         self.x, self.y = run.rows[k]
         self.order, self.model = rng(f"client {k}", "fit 1", t), model
-        augment = views(SETTINGS["crop"], PRESET["flip"], PRESET["jitter"])
-        assert augment is not None
-        self.augment = augment
+        self.augment = ours_of(SETTINGS["crop"])
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         order = self.order if self.model.training else torch.Generator().manual_seed(0)
