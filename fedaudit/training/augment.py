@@ -43,7 +43,7 @@ class Augment:
     colours: Colours = "plain"
 
     @property
-    def NUMBERS(self) -> int:
+    def numbers(self) -> int:
         """Return how many random numbers an image takes."""
         return 7 if self.colours == "torchvision" else 6
 
@@ -55,7 +55,7 @@ class Augment:
             )
 
     def draw(self, rows: int, rng: torch.Generator) -> Tensor:
-        return torch.rand(rows, self.NUMBERS, generator=rng, device=rng.device, dtype=torch.float32)
+        return torch.rand(rows, self.numbers, generator=rng, device=rng.device, dtype=torch.float32)
 
     def __call__(self, x: Tensor, u: Tensor) -> Tensor:
         if x.dim() != 4:

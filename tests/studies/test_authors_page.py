@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from pages import script_in_place
 
 from fedaudit import registry, run
 from fedaudit.errors import DataError
@@ -100,13 +101,8 @@ def test_the_page_has_the_table(made):
 
 @pytest.fixture(scope="module")
 def parity():
-    sys.path.insert(0, str(STUDY))
-    spec = importlib.util.spec_from_file_location("parity_fedzge", STUDY / "parity_fedzge.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity_fedzge"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(STUDY))
+    with script_in_place("parity_fedzge") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -191,13 +187,8 @@ def test_fedzge_and_its_authors_code_still_agree(parity, beside, tmp_path):
 
 @pytest.fixture(scope="module")
 def beside_dffke():
-    spec = importlib.util.spec_from_file_location("parity_dffke", STUDY / "parity_dffke.py")
-    module = importlib.util.module_from_spec(spec)
-    before = list(sys.path)
-    sys.modules["parity_dffke"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path[:] = before
+    with script_in_place("parity_dffke") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -3,15 +3,14 @@ are none, twins of the libraries' decisive lines, written by hand, stand for the
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from pages import script_in_place
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,13 +39,8 @@ CHECKOUTS = {name: os.environ.get(f"FEDAUDIT_{name.upper()}") for name in ("pfll
 
 @pytest.fixture(scope="module")
 def study():
-    sys.path.insert(0, str(STUDY))
-    spec = importlib.util.spec_from_file_location("parity", STUDY / "parity.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module
-    spec.loader.exec_module(module)
-    yield module
-    sys.path.remove(str(STUDY))
+    with script_in_place("parity") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")

@@ -44,7 +44,7 @@ sys.path[:0] = [str(ROOT / "tests" / "helpers" / "retelling"), str(ROOT / "bench
 
 import by_hand  # noqa: E402
 from by_hand import Played, drawing, epoch, played, rng  # noqa: E402
-from parity import Apart, commit_of  # noqa: E402
+from parity import Apart, commit_of, reported  # noqa: E402
 from reference_library import Instead  # noqa: E402
 
 from fedaudit import Augment  # noqa: E402
@@ -972,13 +972,8 @@ def main(words: list[str]) -> int:
         "checkout": commit_of(asked.checkout), "torch": torch.__version__, "torchvision": torchvision().__version__,
         "numpy": np.__version__, "machine": platform.machine(), "limit": LIMIT, "rows": rows,
     }  # fmt: skip
-    if asked.json:
-        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
-    print(table(kept))
-    apart = [f"{row['step']} ({row['reference']})" for row in rows if row["equal"] and row["difference"] > LIMIT]
-    if apart:
-        print(f"Further apart than {LIMIT:g}: {', '.join(apart)}.", file=sys.stderr)
-    return bool(apart)
+    far = [f"{row['step']} ({row['reference']})" for row in rows if row["equal"] and row["difference"] > LIMIT]
+    return reported(kept, asked.json, table(kept), far)
 
 
 if __name__ == "__main__":

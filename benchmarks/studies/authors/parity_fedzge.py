@@ -21,7 +21,6 @@ import copy
 import importlib
 import json
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -41,10 +40,11 @@ from fedaudit.stats import student_t
 from fedaudit.training import models
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "tests" / "helpers" / "retelling"))
+sys.path[:0] = [str(ROOT / "tests" / "helpers" / "retelling"), str(ROOT / "benchmarks" / "studies" / "parity")]
 
 import by_hand  # noqa: E402
 from by_hand import Played, epoch, played, rng  # noqa: E402
+from parity import commit_of, reported  # noqa: E402
 
 LIMIT = 1e-10  # the mended code and fedaudit differ by no more than this
 ROUNDS, B, Q, D_Z, B_K = 3, 8, 3, 6, 64
@@ -359,16 +359,6 @@ def table_of_shares(kept: Mapping[str, Any]) -> str:
 # --- the table ------------------------------------------------------------------------------------------------------
 
 
-def commit_of(checkout: Path) -> str:
-    """Return the commit of a checkout: by git, or from a file COMMIT beside an unpacked archive."""
-    kept = checkout / "COMMIT"
-    if kept.is_file():
-        return kept.read_text().strip()
-    words = ["git", "-C", str(checkout), "rev-parse", "HEAD"]
-    found = subprocess.run(words, capture_output=True, text=True, check=False)
-    return found.stdout.strip() or "unknown"
-
-
 def shown(value: float, equal: bool) -> str:
     said = "nan" if value != value else f"{value:.0e}" if value else "0"
     return f"**{said}**" if equal else said
@@ -416,13 +406,8 @@ def main(words: list[str]) -> int:
         "limit": LIMIT, "rows": rows, "resnet18": resnet18(asked.checkout), "nan": without_a_class(asked.checkout),
         "noticed": noticed(asked.checkout),
     }  # fmt: skip
-    if asked.json:
-        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
-    print(table(kept))
     far = [row["reference"] for row in rows if row["equal"] and not most(row["difference"].values()) <= LIMIT]
-    if far:
-        print(f"Further apart than {LIMIT:g}: {', '.join(far)}.", file=sys.stderr)
-    return bool(far)
+    return reported(kept, asked.json, table(kept), far)
 
 
 if __name__ == "__main__":

@@ -676,13 +676,18 @@ def main(words: list[str]) -> int:
         "pfllib": commit_of(at.pfllib), "htfllib": commit_of(at.htfllib), "torch": torch.__version__,
         "numpy": np.__version__, "machine": platform.machine(), "limit": LIMIT, "rows": rows,
     }  # fmt: skip
-    if asked.json:
-        asked.json.write_text(json.dumps(kept, indent=1) + "\n")
-    print(table(kept))
     apart = [row["method"] for row in rows if row["equal"] and row["difference"] > LIMIT]
+    return reported(kept, asked.json, table(kept), apart)
+
+
+def reported(kept: Mapping[str, Any], file: Path | None, shown: str, apart: list[str]) -> int:
+    """Keep the figures of a comparison, show their table, and return 1 if something is apart that should be equal."""
+    if file:
+        file.write_text(json.dumps(kept, indent=1) + "\n")
+    print(shown)
     if apart:
-        print(f"Further apart than {LIMIT:g}: {', '.join(apart)}.", file=sys.stderr)
-    return bool(apart)
+        print(f"Further apart than {kept['limit']:g}: {', '.join(apart)}.", file=sys.stderr)
+    return int(bool(apart))
 
 
 if __name__ == "__main__":

@@ -119,11 +119,6 @@ def checked(name: str, asked: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def last(record: dict[str, Any], whose: str) -> float:
-    """Return the mean accuracy of the clients' models in the last round that was evaluated."""
-    return float(record["rounds"][-1][whose]["mean"])
-
-
 def rise(cell: dict[str, Any], record: dict[str, Any]) -> float:
     """Return by how many points the second half of a run's rounds raised its best figure."""
     of = cell.get("point", ""), cell.get("whose", "global")
@@ -217,11 +212,10 @@ def verdict(cell: dict[str, Any], records: list[dict[str, Any]]) -> str:
 
 
 def values(cell: dict[str, Any], records: list[dict[str, Any]]) -> tuple[float, ...]:
-    """The figure of each seed, in percent."""
+    """The figure of each seed, in percent: of the best round, or of the last that was evaluated."""
     of = cell.get("point", ""), cell.get("whose", "global")
-    if cell.get("statistic") == "last":
-        return tuple(100 * last(record, of[1]) for record in records)
-    return tuple(100 * best(record, *of)["accuracy"] for record in records)
+    first = -1 if cell.get("statistic") == "last" else 0
+    return tuple(100 * best({"rounds": record["rounds"][first:]}, *of)["accuracy"] for record in records)
 
 
 def row(cell: dict[str, Any]) -> list[str]:
@@ -232,6 +226,7 @@ def row(cell: dict[str, Any]) -> list[str]:
     one, found = len(records) == 1, values(cell, records)
     ours = percent(best(records[0])) if one else f"{statistics.mean(found):.2f} ± {statistics.stdev(found):.2f}"
     if cell.get("statistic") == "last":
+        assert not one, "an interval of one model is that of its best round"
         ours += " in the last round"
     made = Made.of(records).text(cell.get("rounds") or "?", cell.get("stated", ""))
     figure = f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")

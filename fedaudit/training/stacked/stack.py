@@ -448,7 +448,7 @@ class _Fitting:
         static_mask = None if mask is None else mask.clone()
         stack = self.stack
         core = functools.partial(self._core, stack)
-        u = None if self.augment is None else torch.zeros(*static.shape, self.augment.NUMBERS, device=self.device)
+        u = None if self.augment is None else torch.zeros(*static.shape, self.augment.numbers, device=self.device)
         before = _reserved(self.device)
         with sharing(None if self.kept is None else self.kept.pool):
             step = lambda: core(self._rows(static, u), static_mask)  # noqa: E731 (it holds this fitting)

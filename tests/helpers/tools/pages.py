@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 
@@ -27,3 +29,14 @@ def script(name: str) -> ModuleType:
     sys.modules[name] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
+
+
+@contextmanager
+def script_in_place(name: str) -> Iterator[ModuleType]:
+    """Import a script that imports others of its study. The path of imports is as it was afterwards."""
+    before = list(sys.path)
+    sys.path.insert(0, str(of_study(f"{name}.py").parent))
+    try:
+        yield script(name)
+    finally:
+        sys.path[:] = before
