@@ -138,15 +138,29 @@ class Turns:
     """Rows that lie in parts one after the other and take turns: no batch mixes two parts.
 
     By step, an epoch takes a batch of each part in turn, and a longer part goes on alone at the end. By epoch, one part
-    follows the other. Even: the batches of each part are spread evenly over the epoch.
+    follows the other. Even: the batches of each part are spread evenly over the epoch. `times` says how often an epoch
+    goes through each part, shuffled anew each time; once, if it is not given.
     """
 
     sizes: tuple[int, ...]
     by: Literal["step", "epoch", "even"] = "step"
+    times: tuple[int, ...] = ()
+
+    def steps(self, size: int) -> int:
+        """Return the number of batches of an epoch."""
+        return sum(often * -(-n // size) for n, often in zip(self.sizes, self._often, strict=True))
+
+    @property
+    def _often(self) -> tuple[int, ...]:
+        return self.times or (1,) * len(self.sizes)
 
     def batches(self, size: int, rng: torch.Generator) -> Iterator[Tensor]:
         begins = accumulate(self.sizes, initial=0)
-        parts = [[begin + i for i in batches(n, size, rng)] for begin, n in zip(begins, self.sizes, strict=False) if n]
+        parts = [
+            [begin + i for _ in range(often) for i in batches(n, size, rng)]
+            for begin, n, often in zip(begins, self.sizes, self._often, strict=False)
+            if n
+        ]
         if self.by == "epoch":
             yield from chain.from_iterable(parts)
         elif self.by == "even":

@@ -56,21 +56,23 @@ def remember(memory: Memory, t: int, past: Past, R: Rounds) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """B^t_i of every client i: n_i of client i's past rows, uniform over the rounds that i holds and has rows in.
+    """B^t_i of every client i: n_i of client i's past rows, uniform over the rounds that i holds and has rows in; or so
+    many times n_i, where it has as many.
 
     It follows from a seed that the server sends, so that teacher and student draw the same rows without sending them.
     """
 
     seed: int
+    times: int = 1
 
     def counts(self, i: int, rounds: Iterable[int], n: int) -> dict[int, int]:
-        """Return how many of B^t_i's n rows come from each round, as in drawing without replacement from n rows of
-        each.
+        """Return how many of B^t_i's rows come from each round, as in drawing without replacement from n rows of each:
+        n rows, or `times` as many.
         """
         ordered = sorted(rounds)
         if not ordered:
             return {}
-        drawn = torch.randperm(n * len(ordered), generator=generator(self.seed, i, "rounds"))[:n] // n
+        drawn = torch.randperm(n * len(ordered), generator=generator(self.seed, i, "rounds"))[: self.times * n] // n
         counts = torch.bincount(drawn, minlength=len(ordered)).tolist()
         return {s: m for s, m in zip(ordered, counts, strict=True) if m}
 

@@ -18,13 +18,18 @@ The paper leaves these points open, and we chose:
 - The clients' batch norms are in evaluation mode while Dec is trained, with the statistics of the records behind E_k.
 - The student of L_md (Appendix E) is every peer of the client whose embedding is decoded, on average. MAE and MSE are
   of probabilities, which the bound 2/n implies. L_fid and L_md add up, KL scaled by 0.1.
+
+The author's public code has a fourth L_md, the "inverse CE" -p log(1 - q): peers' answers q to a decoded image lose
+mass where p has it, the client's own answer to the record. It also adds KL[p || f_k] of the client's answers to
+decoded images (`answers`), and takes each batch from one client: the first rows of a new shuffle (`by_client`).
 """
 
 from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import Literal
 
 import torch
@@ -39,7 +44,7 @@ from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.training.models import Net
 from fedaudit.training.stacked.mixed_batches import Mixed
 
-Discrepancy = Literal["none", "KL", "MAE", "MSE"]
+Discrepancy = Literal["none", "KL", "MAE", "MSE", "inverse-CE"]
 Output = Literal["tanh", "standardised"]
 LARGEST = 32  # pixels along a side that the decoder itself makes
 
@@ -136,28 +141,36 @@ def discrepancy(choice: Discrepancy, teacher: Tensor, student: Tensor) -> Tensor
     """Return L_md of Eq. 4 and Appendix E: minus the gap of two models' logits. MAE and MSE lie in [-2/n, 0]."""
     if choice == "KL":
         return -0.1 * kl(teacher, student)  # Appendix E says that it diverges unscaled
+    if choice == "inverse-CE":
+        return -(teacher.softmax(-1) * (1 - student.softmax(-1) + 1e-9).log()).sum(-1)
     gap = teacher.softmax(-1) - student.softmax(-1)
     return -(gap.abs() if choice == "MAE" else gap.square()).mean(-1)
 
 
-def model_discrepancy(k: int, x: Tensor, clients: Mapping[int, Net], choice: Discrepancy) -> Tensor:
-    """Return L_md (Eq. 4) of client k's images x: the mean over every peer."""
-    peers = [model for i, model in clients.items() if i != k]
-    teacher = clients[k](x)
-    return torch.stack([discrepancy(choice, teacher, model(x)) for model in peers] or [x.new_zeros(len(x))]).mean(0)
+def model_discrepancy(
+    k: int, x: Tensor, peers: Mapping[int, nn.Module], choice: Discrepancy, teacher: Tensor
+) -> Tensor:
+    """Return L_md (Eq. 4) of client k's images x, of which it says `teacher`: the mean over every peer."""
+    others = [model for i, model in peers.items() if i != k]
+    return torch.stack([discrepancy(choice, teacher, model(x)) for model in others] or [x.new_zeros(len(x))]).mean(0)
 
 
 class Docked(nn.Module):
-    """z(h(x; theta_k^h); theta_k^z): client k's encoder and its docking layer, frozen."""
+    """z(h(x; theta_k^h); theta_k^z): client k's encoder and its docking layer, frozen. With `answers`, f(x; theta_k)
+    stands beside it.
+    """
 
-    def __init__(self, model: Net, theta_z: State) -> None:
+    def __init__(self, model: Net, theta_z: State, answers: bool = False) -> None:
         super().__init__()
         self.model = model.requires_grad_(False).eval()
+        self.answers = answers
         self.register_buffer("weight", theta_z["weight"])
         self.register_buffer("bias", theta_z["bias"])
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(self.model.encode(x), self.weight, self.bias)  # type: ignore[arg-type]
+        h = self.model.encode(x)
+        docked = F.linear(h, self.weight, self.bias)  # type: ignore[arg-type]
+        return torch.cat([docked, self.model.classify(h)], 1) if self.answers else docked
 
 
 def train_decoder(
@@ -171,30 +184,74 @@ def train_decoder(
     batch: int,
     opt: Opt,
     md: Discrepancy,
+    Y: Mapping[int, Tensor] | None = None,
+    peers: Mapping[int, nn.Module] | None = None,
+    answers: bool = False,
+    by_client: bool = False,
 ) -> State:
     """Train Dec by Eq. 12, and return its state.
 
     Dec's images have to give each row back when they go through the frozen encoder and docking layer of the row's
-    client.
+    client. `Y`: f(x; theta_k) of the records behind E, for `answers` and the inverse CE. `peers`: the models that L_md
+    compares with, where they are not `clients`.
     """
-    rows, rng = torch.cat(list(E.values())), server.rng("Dec")
-    order = [i.cpu().sort().values for _ in range(epochs) for i in batches(len(rows), batch, rng)]  # sorted: by client
-    docked = Many(Docked(clients[k], theta_z[k]) for k in E)
-    drawn = Mixed(docked, [len(e) for e in E.values()], order, rows.device)
+    rows, rng, sizes = torch.cat(list(E.values())), server.rng("Dec"), [len(e) for e in E.values()]
+    mixed = (i for _ in range(epochs) for i in batches(len(rows), batch, rng))
+    order = [i.cpu().sort().values for i in (_of_each_client(sizes, batch, epochs, rng) if by_client else mixed)]
+    docked = Many(Docked(clients[k], theta_z[k], answers or md != "none") for k in E)  # sorted: by client
+    drawn = Mixed(docked, sizes, order, rows.device)
+    known = torch.cat([Y[k] for k in E]) if Y is not None else rows
+    against = _Against(list(E), clients if peers is None else peers, md, one_each=by_client and drawn.repeats)
 
     def loss() -> Tensor:
         e = rows[drawn.index]
         x = Dec(e)
-        L_fid = fidelity(drawn(x), e)
-        if md == "none":
-            return L_fid.mean()
-        L_md = [model_discrepancy(k, x_k, clients, md) for k, x_k in zip(E, x.split(drawn.split), strict=True)]
-        return (L_fid + torch.cat(L_md)).mean()
+        back, said = drawn(x).tensor_split([e.shape[1]], 1)
+        L = fidelity(back, e)
+        if answers:
+            L = L + kl(known[drawn.index], said)  # KL[f(x) || f(Dec(e))]
+        if md != "none":
+            L = L + against(x, known[drawn.index] if md == "inverse-CE" else said, drawn)
+        return L.mean()
 
     Dec.train()
-    same = drawn.repeats and md == "none"
+    same = drawn.repeats and (md == "none" or against.one_each)
     kept = Kept(len(order), list(Dec.buffers()))
     server.optimise(
         list(Dec.parameters()), loss, steps=len(order), opt=opt, repeats=same, before=drawn.put, kept=kept
     )  # fmt: skip
     return state_of(Dec)
+
+
+def _of_each_client(sizes: Sequence[int], batch: int, epochs: int, rng: torch.Generator) -> Iterator[Tensor]:
+    """Yield a batch of each client in turn, the first of a new shuffle, for as many turns as the largest has whole
+    batches in all epochs.
+    """
+    begins = list(accumulate(sizes, initial=0))
+    for _ in range(epochs * max(max(n // batch, 1) for n in sizes)):
+        for begin, n in zip(begins, sizes, strict=False):
+            yield begin + torch.randperm(n, generator=rng, device=rng.device)[:batch]
+
+
+class _Against:
+    """L_md of a batch (Eq. 4). `one_each`: the batch is of one client, whose number a recorded step reads; then all
+    models answer, and those that are no peers of that client do not count.
+    """
+
+    def __init__(self, ids: Sequence[int], peers: Mapping[int, nn.Module], md: Discrepancy, one_each: bool) -> None:
+        self.ids, self.peers, self.md = ids, peers, md
+        self.one_each = one_each and md != "none"
+        for model in peers.values():
+            model.requires_grad_(False).eval()
+        if self.one_each:
+            self._all = Many(peers.values())
+            of = next(iter(next(iter(peers.values())).parameters()))
+            others = [[float(i != k) for i in peers] for k in ids]
+            self._weights = of.new_tensor(others) / torch.tensor([[max(sum(row), 1)] for row in others]).to(of)
+
+    def __call__(self, x: Tensor, teacher: Tensor, drawn: Mixed) -> Tensor:
+        if self.one_each:
+            found = discrepancy(self.md, teacher, torch.stack(self._all(x)))  # model, row
+            return self._weights.index_select(0, drawn.owner)[0] @ found
+        parts = zip(self.ids, x.split(drawn.split), teacher.split(drawn.split), strict=True)
+        return torch.cat([model_discrepancy(k, x_k, self.peers, self.md, said) for k, x_k, said in parts])

@@ -29,8 +29,8 @@ def traffic(method: DFFKE, plan: Plan) -> Traffic:
     unified, asked = method.members(plan, plan.asked(unifies)), method.members(plan, plan.asked(unifies + 1))
     width = {k: width_of(plan.archs[k], plan.shape, plan.classes) for k in shared}
     embeddings = sum(plan.tensor(plan.n[k], method.h) + NUMBER for k in shared)
-    logits = {k: _logits(method, plan, k) for k in answered}
     unify = "UnifiedDocked" if method.embed else "Unified"
+    answer, told = ("AnsweredDocked", "PeersDocked") if method.embed == "answered" else ("Answered", "Peers")
     docking = sum(plan.tensor(method.h, width[k]) + plan.tensor(method.h) for k in unified) if method.embed else None
     return {
         ("up", "Shared.theta"): sum(plan.state(k) for k in shared),
@@ -41,17 +41,42 @@ def traffic(method: DFFKE, plan: Plan) -> Traffic:
         ("down", f"{unify}.E"): embeddings * len(unified),
         ("down", f"{unify}.seed"): NUMBER * len(unified),
         **({} if docking is None else {("down", "UnifiedDocked.z"): docking}),
-        ("up", "Answered.Y"): sum(logits.values()),
-        ("down", "Peers.Y"): sum(logits[i] + NUMBER for k in asked for i in answered if i != k),
+        **_exchanged(method, plan, unifies + 1, width),
+        **_circulated("Y", {k: _answers(method, plan, k, answer, plan.classes) for k in answered}, answer, told, asked),
+        **(
+            _circulated("Z", {k: _answers(method, plan, k, answer, method.h) for k in answered}, answer, told, asked)
+            if method.embed == "answered"
+            else {}
+        ),
     }
 
 
-def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
-    """Return the size of client k's logits: N_k rows on D^_k, as many on B^t_k once there is a buffer.
+def _circulated(field: str, sizes: dict[int, Size], up: str, down: str, asked: list[int]) -> Traffic:
+    """Return the traffic of what each client answers, and everybody else is told."""
+    return {
+        ("up", f"{up}.{field}"): sum(sizes.values(), Size()),
+        ("down", f"{down}.{field}"): sum((sizes[i] + NUMBER for k in asked for i in sizes if i != k), Size()),
+    }
+
+
+def _exchanged(method: DFFKE, plan: Plan, ask: int, width: dict[int, int]) -> Traffic:
+    """Return the traffic of what clients send after an exchange: their models, and their docking layers."""
+    done = method.members(plan, plan.replied(ask))
+    theta = sum((plan.state(k) for k in done), Size())
+    z = sum((plan.tensor(method.h, width[k]) + plan.tensor(method.h) for k in done), Size())
+    return {
+        **({("up", "ExchangedModel.theta"): theta} if method.md_of == "exchanged" else {}),
+        **({("up", "ExchangedModel.z"): z} if method.dock else {}),
+    }
+
+
+def _answers(method: DFFKE, plan: Plan, k: int, message: str, columns: int) -> Size:
+    """Return the size of client k's answers: N_k rows on D^_k, as many on B^t_k once there is a buffer, or so many
+    times as many, if the buffer holds them.
 
     Each round has a key.
     """
-    rounds = plan.choice("Answered.Y", k)
+    rounds = plan.choice(f"{message}.Y", k)
     if rounds is None:  # planning: the rounds in which a client is expected to have taken part
         rho = len(plan.participants) / max(plan.clients, 1)
         window = plan.t - 1 if method.R == "unlimited" else min(plan.t - 1, method.R)
@@ -59,8 +84,8 @@ def _logits(method: DFFKE, plan: Plan, k: int) -> Size:
         past = past if method.R == "unlimited" else min(past, method.R)
     else:
         past = len(rounds) - 1
-    of_round = plan.tensor(plan.n[k], plan.classes)
-    return of_round * (2 if past else 1) + NUMBER * (1 + past)
+    of_round = plan.tensor(plan.n[k], columns)
+    return of_round * (1 + min(past, method.reviewed)) + NUMBER * (1 + past)
 
 
 def _missed(method: DFFKE, plan: Plan) -> Traffic:

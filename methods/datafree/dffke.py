@@ -44,20 +44,23 @@ decoder: `_decoder`):
   `dirichlet-capped`).
 
 The author's public code is an earlier state than the paper (32 x 32 pixels, ResNet-18 with a 3x3 stem, `partition =
-"dirichlet-filled"`, 30 to 40 rounds). The preset `authors` has what it does besides. `embed` adds the mean squared
-distance of the docked embedding of a synthetic image to the one it was decoded from, for which a client gets its own
-docking layer. `review` gives the client's own records, unaugmented, a share of the exchange, one batch for as many of
-the others as there are peers, twice. With `batches = "peer"` these are in turn an own batch, one of each peer's past
-and one of each peer's current images. Docking layers begin alike (`alike`) and rest in the steps of other clients
-(`rests`). `output` standardises decoded images, and local training moves, mirrors and colours its images (`crop`,
-`flip`, `jitter`, `colours`). The following points of that code are not here; with all of them mended the two do the
-same (docs/results/authors.md):
+"dirichlet-filled"`, 30 to 40 rounds). The preset `authors` has what it does besides:
 
-- It trains docking layers on in the exchange, adds a KL and an "inverse CE" to Eq. 12, and draws more rows of the
-  buffer.
+- In the exchange (`embed = "answered"`) a student's docked embedding of a synthetic image also comes close to that of
+  its teacher, by the teacher's newest model. So teachers answer with docked embeddings, and clients get their docking
+  layer, which learns on (`dock`) and goes back to the server.
+- `review` gives the client's own records, unaugmented, a share of the exchange. With `batches = "peer"` an own batch,
+  one of each peer's past and one of each peer's current images take turns. Past images are up to `reviewed` times N_k.
+- The decoder's batches are of one client (`batches_Dec`), and two terms join Eq. 12 (`answer_Dec`, `md =
+  "inverse-CE"`, see `_decoder`). The peers in the second are as the last exchange left them (`md_of`), for which
+  clients send their weights a second time.
+- Docking layers begin alike (`alike`) and rest in the steps of other clients (`rests`). `output` standardises decoded
+  images. Local training moves, mirrors and colours its images (`crop`, `flip`, `jitter`, `colours`).
+
+The following points of that code are not here; with all of them mended the two do the same (docs/results/authors.md):
+
 - It stops local training by its running accuracy on augmented images, and skips it where that is reached before.
-- Its `embed` has the teacher's docked embedding of the synthetic image, by the teacher's newest model, as its target.
-- A batch of its decoder is of one client, drawn anew in each step.
+- Docking layers rest in an exchange's steps on own records. Here their gradient is 0 there, and Adam moves them on.
 - The Adam of an exchange goes on in the local training of the next round.
 - It rounds augmented images to 8 bits, and standardises each channel.
 
@@ -69,12 +72,12 @@ Deviations, off by default:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear
 
 from fedaudit import (
@@ -103,6 +106,7 @@ from fedaudit.methods.distillation.fke import FKE, Begin, Direction, Exchanged, 
 from fedaudit.training.models import Net
 
 Rows = list[tuple[Tensor, ...]]  # images, logits on them as row x peer x class, and with `embed` what they decode
+ByRound = dict[int, dict[int, Tensor]]  # what peers answered, by peer and round
 OfPeer = tuple[int, tuple[Tensor, ...]]  # a peer, and rows of its images
 
 
@@ -115,18 +119,45 @@ def exchanged(
     own: Tensor,
     *,
     student_first: bool,
-    z: dict[str, Tensor] | None,
+    z: dict[str, Tensor] | Literal["learns"] | None,
 ) -> Tensor:
     """Return the loss of a synthetic row, Eqs. 13-14 and with z also MSE(z(h(x; theta_k^h); theta_k^z), e); of an own
-    record, CE(f(x), y).
+    record, CE(f(x), y). A docking layer that learns is f's own.
     """
     h = f.encode(x)
     out = f.classify(h)
     p, q = (out[:, None], ys) if student_first else (ys, out[:, None])
     drawn = kl(p, q).sum(1)
+    if z == "learns":
+        z = {name: f.params[f"z_{name}"] for name in ("weight", "bias")}
     if z is not None:
         drawn = drawn + (linear(h, z["weight"], z["bias"]) - e).square().mean(1)
     return torch.where(own > 0, cross_entropy(out, y, reduction="none"), drawn)
+
+
+class WithDocking(nn.Module):
+    """A client's network with its docking layer, which learn together. The layer's numbers are not those of a linear
+    layer, so that they keep their precision where factors are rounded.
+    """
+
+    def __init__(self, net: Net, z: State) -> None:
+        super().__init__()
+        self.net = net
+        self.z_weight, self.z_bias = (nn.Parameter(z[name].clone()) for name in ("weight", "bias"))
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.net.encode(x)
+
+    def classify(self, e: Tensor) -> Tensor:
+        return self.net.classify(e)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.net(x)
+        return found
+
+    @property
+    def docking(self) -> State:
+        return State({"weight": self.z_weight.detach().clone(), "bias": self.z_bias.detach().clone()})
 
 
 def _labelled(x: Tensor, ys: Tensor, *e: Tensor, h: int) -> tuple[Tensor, ...]:
@@ -194,13 +225,33 @@ class Answered(Up):
     Y: dict[int, Tensor] = private("logits", via="model", unit="client")
 
 
+class AnsweredDocked(Up):
+    """The same with docked embeddings of these images, z(h(x; theta_k^h); theta_k^z), by round (`embed`)."""
+
+    Y: dict[int, Tensor] = private("logits", via="model", unit="client")
+    Z: dict[int, Tensor] = private("embeddings", via="model", unit="client")
+
+
 class Peers(Down):
     Y: dict[int, dict[int, Tensor]] = relay("logits", by="client")  # by peer and round
+
+
+class PeersDocked(Down):
+    Y: dict[int, dict[int, Tensor]] = relay("logits", by="client")
+    Z: dict[int, dict[int, Tensor]] = relay("embeddings", by="client")
+
+
+class ExchangedModel(Up):
+    """The client after its exchange: theta_k (`md_of`), theta_k^z (`dock`)."""
+
+    theta: State | None = private("weights", via="model", unit="client")
+    z: State | None = private("weights", via="model", unit="client")
 
 
 class DataFree(Record):
     Dec: State
     z: dict[int, State]  # theta_k^z
+    exchanged: dict[int, State]  # theta_k as the last exchange left it, with `md_of`
     past: dict[int, dict[str, Any]]  # with `sync`: the R newest rounds' Dec and E~, and who holds which of them
     holds: dict[int, list[int]]
 
@@ -225,7 +276,7 @@ class DFFKE(FKE):
             "T_Dec": 3,
             "T_FKE": 2,
             "kl": "teacher-first",
-            "embed": True,
+            "embed": "answered",
             "review": True,
             "fresh": "decoder",
             "output": "standardised",
@@ -236,6 +287,12 @@ class DFFKE(FKE):
             "alike": True,
             "rests": True,
             "batches": "peer",
+            "dock": True,
+            "reviewed": 2,
+            "batches_Dec": "client",
+            "answer_Dec": True,
+            "md": "inverse-CE",
+            "md_of": "exchanged",
             "decay": 1e-5,
             "crop": 4,
             "jitter": 0.4,
@@ -255,26 +312,38 @@ class DFFKE(FKE):
     alike: bool = False  # new docking layers begin alike
     rests: bool = False  # a docking layer rests in the steps of other clients, which B_Tran = "client" has
     B_Dec: int = Field(100, ge=1)  # batch size of the decoder
+    batches_Dec: Literal["mixed", "client"] = "mixed"  # whether a batch of the decoder mixes clients, or is of one
+    answer_Dec: bool = False  # decoded images also have to be answered as the records behind them
     w_Dec: int = Field(64, ge=1)  # channels of the decoder's last layer; 64 gives its 4.4 M parameters
     md: Discrepancy = "none"  # F of the model discrepancy loss (Appendix E)
+    md_of: Literal["trained", "exchanged"] = "trained"  # peers' models in it: of this round, or of the last exchange
     fresh: bool | Literal["decoder"] = False  # docking layers and decoder, or the latter, begin anew in each round
     output: Output = "tanh"  # of the decoder
     mean_x: float = 0.0  # mean and deviation of standardised images, in [-1, 1]
     sigma_x: float = Field(1.0, gt=0)
-    embed: bool = False  # the exchange also draws docked embeddings together
+    # The exchange also draws docked embeddings together: to those decoded, or those with which teachers answer.
+    embed: bool | Literal["answered"] = False
+    dock: bool = False  # docking layers learn in the exchange, and the server goes on from there
     review: bool = False  # the client's own records have a share of the exchange
     batches: Literal["mixed", "peer"] = "mixed"  # whether a batch of the exchange mixes peers, or is of one
     R: Annotated[int, Field(ge=0)] | Literal["unlimited"] = "unlimited"  # rounds that the memory buffer holds
+    reviewed: int = Field(1, ge=1)  # past rows in an exchange, in N_k: those beyond the first are for later epochs
     sync: bool = False  # a client gets Dec and E~ of the rounds that it missed
 
     @model_validator(mode="after")
     def _rests_by_client(self) -> Self:
         if self.rests and self.B_Tran != "client":
             raise ValueError('a docking layer that rests needs steps of single clients: set B_Tran = "client"')
+        if self.dock and not self.embed:
+            raise ValueError("a docking layer learns in the exchange by docked embeddings: set embed, or dock = false")
+        if self.dock and self.fresh is True:
+            raise ValueError('docking layers that go on cannot begin anew: set fresh = "decoder", or dock = false')
+        if self.reviewed > 1 and self.batches != "peer":
+            raise ValueError('reviewed above 1 spreads each peer\'s past rows over the epochs: set batches = "peer"')
         return self
 
     def init(self, server: Server) -> DataFree:
-        return DataFree(state_of(self.decoder(server)), {}, {}, {})
+        return DataFree(state_of(self.decoder(server)), {}, {}, {}, {})
 
     def decoder(self, server: Server) -> Decoder:
         return Decoder(self.h, server.shape, self.w_Dec, self.output, self.pixels)
@@ -296,20 +365,33 @@ class DFFKE(FKE):
             alike=self.alike, rests=self.rests,
         )  # fmt: skip
         E = {k: z(r.E, theta_z[k]) for k, r in shared.items()}  # line 10, Eq. 10
-        Dec = self.train_decoder(s, server, clients, theta_z, E)  # lines 11-12
+        Dec = self.train_decoder(s, server, clients, theta_z, E, {k: r.E for k, r in shared.items()})  # lines 11-12
         seed = int(torch.randint(1 << 62, (), generator=server.rng("B^t"), device=server.device))
         present = [k for k in shared if k in cohort.ids]
         unified: dict[int, Any] = dict.fromkeys(present, Unified(Dec, E, seed))
         if self.embed:
             unified = {k: UnifiedDocked(Dec, E, seed, theta_z[k]) for k in present}
-        answered = cohort.ask(self.answer_docked if self.embed else self.answer, unified)  # line 13
-        peers = {k: Peers({i: r.Y for i, r in answered.items() if i != k}) for k in answered}
-        exchanged = cohort.ask(self.exchange, peers)  # lines 14-21
+        ask = self.answer_embedded if self.embed == "answered" else self.answer_docked if self.embed else self.answer
+        answered = cohort.ask(ask, unified)  # line 13
+        exchanged = cohort.ask(*self.told(answered))  # lines 14-21
         past = {**s.past, server.t: {"Dec": Dec, "E": E}} if self.sync else {}
         kept = newest(past, self.R)
         held_by = {k: [*holds.get(k, []), *([server.t] if k in exchanged else [])] for k in {*holds, *exchanged}}
         holds = {k: [t for t in rounds if t in kept] for k, rounds in sorted(held_by.items())}
-        return DataFree(Dec, {**s.z, **theta_z}, {t: past[t] for t in kept}, holds if self.sync else {})
+        theta_z = {**s.z, **theta_z, **{k: r.z for k, r in exchanged.items() if self.dock}}
+        last = {**s.exchanged, **{k: r.theta for k, r in exchanged.items() if self.md_of == "exchanged"}}
+        return DataFree(Dec, theta_z, last, {t: past[t] for t in kept}, holds if self.sync else {})
+
+    def told(self, answered: dict[int, Any]) -> tuple[Any, dict[int, Any]]:
+        """Return the task of lines 14-21, and what each client is told for it: all that the others have answered."""
+        Y = {k: {i: r.Y for i, r in answered.items() if i != k} for k in answered}
+        if self.embed == "answered":
+            Z = {k: {i: r.Z for i, r in answered.items() if i != k} for k in answered}
+            given: dict[int, Any] = {k: PeersDocked(Y[k], Z[k]) for k in answered}
+        else:
+            given = {k: Peers(Y[k]) for k in answered}
+        returns = self.dock or self.md_of == "exchanged"
+        return self.exchange_returning if returns else self.exchange, given
 
     # --- on client k ---
 
@@ -323,13 +405,9 @@ class DFFKE(FKE):
         return CaughtUp()
 
     def answer(self, client: Client, msg: Unified) -> Answered:
-        k, past = client.id, held(client.memory)
-        Y = {client.t: outputs(client.model, self.images(client, msg.Dec, msg.E[k]))}  # Y^_k on D^_k
-        client.memory["now"] = {"round": a_round(msg.Dec, msg.E), "seed": msg.seed}
+        Y = {s: outputs(client.model, x) for s, x in self.asked(client, msg)}
         if self.own:
             client.memory["now"]["Y"] = Y[client.t]
-        for s, e in Sample(msg.seed).own(k, past, len(client)).items():  # line 17: Y^_k on B^t_k, theta_k the latest
-            Y[s] = outputs(client.model, self.images(client, past[s].read("Dec"), e))
         return Answered(Y)
 
     def answer_docked(self, client: Client, msg: UnifiedDocked) -> Answered:
@@ -337,28 +415,56 @@ class DFFKE(FKE):
         client.memory["now"]["z"] = msg.z
         return answered
 
+    def answer_embedded(self, client: Client, msg: UnifiedDocked) -> AnsweredDocked:
+        """Answer with docked embeddings of the images too."""
+        Y, Z = {}, {}
+        for s, x in self.asked(client, Unified(msg.Dec, msg.E, msg.seed)):
+            h = outputs(client.model.encode, x)
+            Y[s], Z[s] = outputs(client.model.classify, h), z(h, msg.z)
+        client.memory["now"]["z"] = msg.z
+        return AnsweredDocked(Y, Z)
+
+    def asked(self, client: Client, msg: Unified) -> Iterator[tuple[int, Tensor]]:
+        """Yield the images that the client answers on, by round: D^_k, and B^t_k of the rounds before (line 17)."""
+        k, past = client.id, held(client.memory)
+        client.memory["now"] = {"round": a_round(msg.Dec, msg.E), "seed": msg.seed}
+        yield client.t, self.images(client, msg.Dec, msg.E[k])
+        for s, e in self.sample(msg.seed).own(k, past, len(client)).items():
+            yield s, self.images(client, past[s].read("Dec"), e)
+
+    def sample(self, seed: int) -> Sample:
+        return Sample(seed, self.reviewed)
+
     def images(self, client: Client, Dec: State, e: Tensor) -> Tensor:
         return decode(Dec, e, client.shape, pixels=self.pixels)
 
-    def exchange(self, client: Client, msg: Peers) -> Exchanged:
+    def exchange(self, client: Client, msg: Any) -> Exchanged:
         now = client.memory.pop("now")
         self.mark_trained(client)
         if self.T_FKE:  # lines 18-20
-            self.learn_from_peers(client, now, msg.Y)
+            self.learn_from_peers(client, now, msg.Y, getattr(msg, "Z", None))
         remember(client.memory, client.t, now["round"], self.R)  # line 21
+        if self.dock:
+            client.memory["z"] = now["z"]
         return Exchanged()
 
-    def learn_from_peers(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> None:
+    def exchange_returning(self, client: Client, msg: Any) -> ExchangedModel:
+        """Exchange, and return the model and the docking layer as the exchange left them."""
+        self.exchange(client, msg)
+        theta = state_of(client.model) if self.md_of == "exchanged" else None
+        return ExchangedModel(theta, client.memory.pop("z") if self.dock else None)
+
+    def learn_from_peers(self, client: Client, now: dict[str, Any], Y: ByRound, Z: ByRound | None = None) -> None:
         """Learn from the peers' answers on their images, of this round and of those before."""
-        current = self.current_rows(client, now, Y)  # Eq. 13
-        past = self.review_rows(client, Sample(now["seed"]), held(client.memory), Y)  # Eq. 14
+        current = self.current_rows(client, now, Y, Z)  # Eq. 13
+        past = self.review_rows(client, self.sample(now["seed"]), held(client.memory), Y, Z)  # Eq. 14
         parts = self.parts(current, past)
         sizes, rows = tuple(map(_count, parts)), [row for part in parts for row in part]
         if not rows:
             return
         del current, past, parts  # `_joined` empties the list of rows, so that none lies in memory twice
         if self.embed or self.review:
-            self.learn_more(client, rows, sizes, now.get("z"))
+            self.learn_more(client, rows, sizes, now)
         else:
             x, y = _joined(rows)
             self.learn(client, (x, y), turns=Turns(sizes, self.in_turn))
@@ -375,13 +481,14 @@ class DFFKE(FKE):
         """Return how the parts take turns. One batch of each peer follows the other."""
         return "step" if self.batches == "peer" else self.alternate
 
-    def learn_more(self, client: Client, rows: Rows, sizes: tuple[int, ...], z: State | None) -> None:
-        """Exchange with `embed` or `review`: a row also has the embedding that it was decoded from, a label and whether
-        it is one of the client's own records.
+    def learn_more(self, client: Client, rows: Rows, sizes: tuple[int, ...], now: dict[str, Any]) -> None:
+        """Exchange with `embed` or `review`: a row also has the embedding to come close to, a label and whether it is
+        one of the client's own records.
         """
-        given = {"student_first": self.kl == "student-first", "z": dict(z) if z is not None else None}
+        z: State | None = now.get("z")
+        given: dict[str, Any] = {"student_first": self.kl == "student-first", "z": None if z is None else dict(z)}
         rows[:] = [_labelled(*of_some, h=self.h) for of_some in rows]
-        turns = Turns(sizes, self.in_turn)
+        turns, options = Turns(sizes, self.in_turn), dict[str, Any]()
         if self.review:
             mine = _own_records(client.x, client.y, rows[0])
             if self.batches == "peer":
@@ -390,18 +497,35 @@ class DFFKE(FKE):
             else:
                 rows.append(mine)
                 turns = Turns((*sizes, len(client.y)), "even")
-        self.teach(client, exchanged, _joined(rows), turns=turns, given=given)
+        if self.reviewed > 1:
+            options["epochs"], turns = 1, self.in_all_epochs(turns, sizes)
+        if self.dock and z is not None:
+            options["model"] = both = WithDocking(client.model, z)
+            self.teach(client, exchanged, _joined(rows), turns=turns, given={**given, "z": "learns"}, **options)
+            now["z"] = both.docking
+            return
+        self.teach(client, exchanged, _joined(rows), turns=turns, given=given, **options)
 
-    def current_rows(self, client: Client, now: dict[str, Any], Y: dict[int, dict[int, Tensor]]) -> list[OfPeer]:
+    def in_all_epochs(self, turns: Turns, sizes: tuple[int, ...]) -> Turns:
+        """Return the turns of all epochs as one: as many steps of a peer's past rows as of its current ones, the former
+        in fewer passes where there are more of them.
+        """
+        past, current = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
+        passes = [max(1, round(self.T_FKE * n / max(m, 1))) for m, n in zip(past, current, strict=True)]
+        first = [self.T_FKE] * (len(turns.sizes) - len(sizes))  # own records
+        return Turns(turns.sizes, turns.by, (*first, *passes, *[self.T_FKE] * len(current)))
+
+    def current_rows(self, client: Client, now: dict[str, Any], Y: ByRound, Z: ByRound | None = None) -> list[OfPeer]:
         """Return the rows of Eq. 13: D^_i = Dec(E~_i) of every peer i != k that answered (line 16), with Y^_i on it."""
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
+        near = None if Z is None else [Z[i][client.t] for i in targets]
         E: Rows = [(now["round"].read("E", i), ys) for i, ys in targets.items()]
-        return list(zip(targets, self.decoded(client, now["round"], E), strict=True))
+        return list(zip(targets, self.decoded(client, now["round"], E, near), strict=True))
 
     def review_rows(
-        self, client: Client, sample: Sample, past: dict[int, Past], Y: dict[int, dict[int, Tensor]]
+        self, client: Client, sample: Sample, past: dict[int, Past], Y: ByRound, Z: ByRound | None = None
     ) -> list[OfPeer]:
         """Return the rows of Eq. 14: B^t_i of every peer i != k, from the rounds that this client holds, with Y^_i on
         it.
@@ -409,30 +533,49 @@ class DFFKE(FKE):
         rows: list[OfPeer] = []
         for s in past:
             of_s = {i: by_round[s] for i, by_round in Y.items() if s in by_round}
+            near = None if Z is None else [Z[i][s] for i in of_s]
             E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s.items()]
-            rows += zip(of_s, self.decoded(client, past[s], E), strict=True)
+            rows += zip(of_s, self.decoded(client, past[s], E, near), strict=True)
         return rows
 
-    def decoded(self, client: Client, past: Past, rows: Sequence[tuple[Tensor, ...]]) -> Rows:
+    def decoded(
+        self, client: Client, past: Past, rows: Sequence[tuple[Tensor, ...]], near: Sequence[Tensor] | None = None
+    ) -> Rows:
         """Return a round's images in place of embeddings, decoded for all peers at once, and the logits as row x peer x
-        class.
+        class; with `embed` also the embeddings to come close to, `near` or those that were decoded.
         """
         if not rows:
             return []
         e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
         made = self.images(client, past.read("Dec"), e), ys[:, None]
-        columns = (*made, e) if self.embed else made
+        columns = (*made, e if near is None else torch.cat(list(near))) if self.embed else made
         return list(zip(*(column.split([len(of) for of, _ in rows]) for column in columns), strict=True))
 
     # --- on the server ---
 
     def train_decoder(
-        self, s: DataFree, server: Server, clients: dict[int, Net], theta_z: dict[int, State], E: dict[int, Tensor]
+        self,
+        s: DataFree,
+        server: Server,
+        clients: dict[int, Net],
+        theta_z: dict[int, State],
+        E: dict[int, Tensor],
+        h: dict[int, Tensor],
     ) -> State:
+        """Train Dec by Eq. 12, and return its state. `h` are the embeddings as the clients sent them."""
         Dec = self.decoder(server).to(server.device)
         if not self.fresh:
             load(Dec, s.Dec)
         options: dict[str, Any] = {"epochs": self.T_Dec, "batch": self.B_Dec, "opt": adam(self.eta), "md": self.md}
+        options |= {"answers": self.answer_Dec, "by_client": self.batches_Dec == "client"}
+        if self.answer_Dec or self.md == "inverse-CE":
+            options["Y"] = {k: outputs(clients[k].eval().classify, e) for k, e in h.items()}  # f(X_k; theta_k)
+        if self.md != "none" and self.md_of == "exchanged":  # a client that has exchanged nothing yet is as it is now
+            last = {k: s.exchanged.get(k) for k in clients}
+            options["peers"] = {
+                k: model if (w := last[k]) is None else load(server.model(server.arch(k)), w)
+                for k, model in clients.items()
+            }
         return train_decoder(server, Dec, clients, theta_z, E, **options)  # Eq. 12
 
     def synchronise(self, s: DataFree, cohort: Cohort, ids: list[int]) -> dict[int, list[int]]:

@@ -185,7 +185,7 @@ class FKE(Method):
     def teach(self, client: Client, loss: Callable[..., Tensor], rows: tuple[Tensor, ...], **options: Any) -> None:
         norms: Any = {"synthetic": "batch", "own": "running"}[self.statistics]
         opt = adam(self.eta, weight_decay=self.decay)
-        client.fit(loss, rows, epochs=self.T_FKE, batch=self.B, opt=opt, norms=norms, **options)
+        client.fit(loss, rows, batch=self.B, opt=opt, norms=norms, **{"epochs": self.T_FKE, **options})
 
     # --- the two points of a round ---
 

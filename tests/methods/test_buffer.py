@@ -147,12 +147,27 @@ def test_logits_are_planned_by_the_rounds_that_a_client_will_hold(R, sync, t, pa
         choice=lambda field, k: None, participants=range(participants), clients=4, t=t, n={2: 5}, classes=3,
         tensor=lambda *sizes: Size(4 * math.prod(sizes)),
     )  # fmt: skip
-    found = _dffke_traffic._logits(DFFKE(R=R, sync=sync), plan, 2)
+    found = _dffke_traffic._answers(DFFKE(R=R, sync=sync), plan, 2, "Answered", 3)
     assert as_size(found) == Size(60 * (2 if past else 1) + 8 * (1 + past))
+
+
+def test_a_sample_of_several_times_the_rows_repeats_none():
+    """Three rounds of five rows, two times five of them; of one round alone all five."""
+    past = {s: a_round(State({}), {4: torch.arange(5.0)[:, None] + 10 * s}) for s in (1, 2, 6)}
+    drawn = Sample(7, times=2).own(4, past, 5)
+    rows = torch.cat([e[:, 0] for e in drawn.values()]).tolist()
+    assert len(rows) == len(set(rows)) == 10
+    assert all(s in past for s in drawn)
+    assert Sample(7, times=2).own(4, {2: past[2]}, 5)[2][:, 0].sort().values.tolist() == [20, 21, 22, 23, 24]
+    assert torch.equal(Sample(7, times=2).of_peer(4, 6, past[6], len(drawn[6])), drawn[6])
 
 
 def test_logits_are_billed_by_the_rounds_that_a_client_answered():
     """This round and two of the buffer: three keys, and twice the rows."""
     plan = SimpleNamespace(choice=lambda field, k: {("Answered.Y", 2): [4, 1, 2]}[field, k], n={2: 5}, classes=3,
                            tensor=lambda *sizes: Size(4 * math.prod(sizes)))  # fmt: skip
-    assert as_size(_dffke_traffic._logits(DFFKE(R=1), plan, 2)) == Size(2 * 60 + 3 * 8)
+    assert as_size(_dffke_traffic._answers(DFFKE(R=1), plan, 2, "Answered", 3)) == Size(2 * 60 + 3 * 8)
+    more = DFFKE(reviewed=4, batches="peer")
+    assert as_size(_dffke_traffic._answers(more, plan, 2, "Answered", 3)) == Size(3 * 60 + 3 * 8), "two past rounds"
+    more = DFFKE(reviewed=2, batches="peer")
+    assert as_size(_dffke_traffic._answers(more, plan, 2, "Answered", 3)) == Size(3 * 60 + 3 * 8)

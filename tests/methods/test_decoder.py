@@ -66,11 +66,16 @@ def test_fidelity_by_hand():
 def test_discrepancy_by_hand():
     """Appendix E, teacher (3/4, 1/4), student (1/2, 1/2), n = 2 classes.
     KL: -0.1 (3/4 ln(3/2) + 1/4 ln(1/2)). MAE: -(1/4 + 1/4) / 2 = -1/4. MSE: -(1/16 + 1/16) / 2 = -1/16.
-    Teacher (1, 0), student (0, 1): both reach the bound -2/n = -1."""
+    Teacher (1, 0), student (0, 1): both reach the bound -2/n = -1.
+    Inverse CE: -(3/4 ln(1/2) + 1/4 ln(1/2)) = ln 2; against a student (1/4, 3/4), -(3/4 ln(3/4) + 1/4 ln(1/4))."""
     teacher, student = torch.tensor([[LN(3), 0.0]]), torch.zeros(1, 2)
     expected = {"KL": -0.1 * (0.75 * LN(1.5) + 0.25 * LN(0.5)), "MAE": -0.25, "MSE": -0.0625}
     for choice, value in expected.items():
         assert discrepancy(choice, teacher, student).tolist() == pytest.approx([value], abs=1e-6)
+    assert discrepancy("inverse-CE", teacher, student).tolist() == pytest.approx([LN(2)], abs=1e-6)
+    other = discrepancy("inverse-CE", teacher, torch.tensor([[0.0, LN(3)]])).item()
+    assert other == pytest.approx(-(0.75 * LN(0.75) + 0.25 * LN(0.25)), abs=1e-6)
+    assert discrepancy("inverse-CE", teacher, torch.tensor([[200.0, 0.0]])).isfinite()
     far = torch.tensor([[100.0, 0.0]])
     assert discrepancy("MAE", far, -far).item() == discrepancy("MSE", far, -far).item() == -1
 
@@ -99,8 +104,10 @@ def test_decoder_loss_by_hand():
     theta_z = State({"weight": torch.ones(1, 1), "bias": torch.ones(1)})
     x, e = torch.ones(1, 1), torch.full((1, 1), 5.0)
     assert fidelity(Docked(clients[0], theta_z)(x), e).tolist() == [4.0]
-    assert model_discrepancy(0, x, clients, "MSE").tolist() == pytest.approx([-1 / 32], abs=1e-6)
-    assert model_discrepancy(0, x, {0: clients[0]}, "MSE").tolist() == [0.0], "nobody to differ from"
+    assert Docked(clients[0], theta_z, answers=True)(x).tolist() == [pytest.approx([3, LN(3), 0])]
+    said = clients[0](x)
+    assert model_discrepancy(0, x, clients, "MSE", said).tolist() == pytest.approx([-1 / 32], abs=1e-6)
+    assert model_discrepancy(0, x, {0: clients[0]}, "MSE", said).tolist() == [0.0], "nobody to differ from"
 
 
 def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
@@ -222,6 +229,29 @@ def test_the_decoders_loss_is_the_sum_of_both():
     x = Dec(torch.cat(list(E.values()))).detach()
     said = [net(x).softmax(1) for net in clients.values()]
     assert found["MSE"] - found["none"] == pytest.approx(-float((said[0] - said[1]).square().mean()), rel=1e-4)
+
+
+def test_peers_are_frozen_too():
+    """Models of an earlier point, with which L_md compares, answer in evaluation mode and stay as they were."""
+    torch.manual_seed(0)
+    clients, peers = ({k: build("cnn_bn", shape=(1, 8, 8), classes=3).train() for k in (0, 1)} for _ in range(2))
+    theta_z = {k: state_of(nn.Linear(net.width, 4)) for k, net in clients.items()}
+    before = {k: state_of(net) for k, net in peers.items()}
+    E, Y = ({k: torch.randn(n, width) for k, n in ((0, 5), (1, 9))} for width in (4, 3))
+
+    class Server:
+        def rng(self, purpose):
+            return torch.Generator().manual_seed(1)
+
+        def optimise(self, params, closure, *, before, **how):
+            before(0)
+            closure().backward()
+
+    options = {"epochs": 1, "batch": 3, "opt": adam(0.01), "md": "inverse-CE", "by_client": True}
+    train_decoder(Server(), Decoder(4, (1, 8, 8), width=2), clients, theta_z, E, Y=Y, peers=peers, **options)
+    for k, net in peers.items():
+        assert all(p.grad is None for p in net.parameters())
+        assert all(torch.equal(t, before[k][name]) for name, t in state_of(net).items())
 
 
 class DockingServer:

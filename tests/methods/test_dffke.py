@@ -333,6 +333,60 @@ def test_a_docking_layer_and_a_standardised_decoder_are_billed(tmp_path):
     assert not [note for note in record.notes if "traffic" in note.lower()], "declared as it was sent"
 
 
+AUTHOR = {
+    **QUICK, "R": 2, "T_FKE": 2, "embed": "answered", "review": True, "batches": "peer", "dock": True, "reviewed": 2,
+    "fresh": "decoder", "batches_Dec": "client", "answer_Dec": True, "md": "inverse-CE", "md_of": "exchanged",
+}  # fmt: skip
+
+
+def test_what_the_authors_code_sends_besides_is_billed(tmp_path):
+    """Teachers answer with h = 16 numbers a row beside ten logits. Round 3 reviews two rounds, so that there are three
+    times n_k rows. After the exchange theta_k and theta_k^z go up."""
+    record = run(method="dffke", rounds=3, clients=3, model="cnn:2,mlp:1", set=AUTHOR, out=tmp_path / "a", **FEW)
+    n, widths = record.data.members, (64, 64, 128)
+    for t in (1, 2, 3):
+        size = sent(tmp_path / "a", t)
+        assert size["AnsweredDocked.Y"] == (t * (4 * 10 * sum(n) + 3 * 8), 3)
+        assert size["AnsweredDocked.Z"] == (t * (4 * 16 * sum(n) + 3 * 8), 3)
+        assert size["PeersDocked.Z"] == (2 * size["AnsweredDocked.Z"][0] + 3 * 2 * 8, 3)
+        assert size["ExchangedModel.theta"] == size["Shared.theta"]
+        assert size["ExchangedModel.z"] == size["UnifiedDocked.z"] == (sum(4 * (16 * h + 16) for h in widths), 3)
+    assert record.traffic_declared
+    assert not record.notes
+
+
+@pytest.mark.parametrize(("off", "gone"), [("dock", "z"), ("md_of", "theta")])
+def test_only_what_is_used_is_sent_after_the_exchange(off, gone, tmp_path):
+    values = {name: value for name, value in AUTHOR.items() if name != off}
+    run(method="dffke", rounds=1, clients=2, set=values, out=tmp_path / "a", **FEW)
+    size = sent(tmp_path / "a", 1)
+    assert f"ExchangedModel.{gone}" not in size or size[f"ExchangedModel.{gone}"][0] == 0
+    assert size["ExchangedModel.theta" if gone == "z" else "ExchangedModel.z"][0] > 0
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"dock": True}, "set embed"),
+        ({"dock": True, "embed": True, "fresh": True}, 'set fresh = "decoder"'),
+        ({"reviewed": 2}, 'set batches = "peer"'),
+    ],
+)
+def test_settings_of_the_authors_code_that_do_not_go_together_are_refused(values, said):
+    with pytest.raises(SettingError, match=said):
+        DFFKE.make(values)
+
+
+def test_past_rows_have_as_many_steps_as_current_ones():
+    """Two epochs; own records, then the past rows of two peers, then their current ones. One peer's 14 past rows are
+    gone through once, the other's seven twice."""
+    method = DFFKE(T_FKE=2, batches="peer", reviewed=2)
+    sizes = (14, 7, 7, 7)
+    assert method.in_all_epochs(Turns((6, *sizes)), sizes) == Turns((6, *sizes), "step", (2, 1, 2, 2, 2))
+    assert method.in_all_epochs(Turns(sizes), sizes).times == (1, 2, 2, 2)
+    assert DFFKE(T_FKE=1, batches="peer", reviewed=2).in_all_epochs(Turns(sizes), sizes).times == (1, 1, 1, 1)
+
+
 def test_the_paper_noise_and_what_the_ledger_says(tmp_path):
     """Eq. 15: sigma = sqrt(2 ln(1.25 / delta)) Delta / epsilon with delta = 1/n; Delta = 2 C = 2 under clipping. Pure
     noise on the logits: they keep their size and nothing else. theta_k and Y_k are unprotected: epsilon is infinite."""

@@ -37,7 +37,8 @@ STATED = {
     "dense": f"{STUDENT} eta_d=0.01 lambda_1=1.0 lambda_2=0.5 T=1.0(0,",  # stated: DENSE's own weights
     # Stated: T_Tran 100, T_Dec 3 on CIFAR-10 and h 512, Section 4.1; w_Dec 64 gives the 4.4M parameters.
     "dffke": f"{EXCHANGED} own=False h=512[1, T_Tran=100[0, T_Dec=3[0, B_Tran=100[1, decay_Tran=0.0[0, alike=False "
-    "rests=False B_Dec=100[1, w_Dec=64[1, fresh=False mean_x=0.0 sigma_x=1.0(0, embed=False review=False sync=False",
+    "rests=False B_Dec=100[1, w_Dec=64[1, answer_Dec=False fresh=False mean_x=0.0 sigma_x=1.0(0, embed=False "
+    "dock=False review=False reviewed=1[1, sync=False",
     # Stated: beta_tran = beta_div = 1, lambda = alpha = 0.5, Section 4.1.
     "dfrd": f"{STUDENT} eta_d=0.01 beta_tran=1.0 beta_div=1.0 lam=0.5 alpha=0.5 T=1.0(0,",
     "dsfl": f"{REMOTE} T=0.1",  # stated: DS-FL's temperature

@@ -324,6 +324,16 @@ def test_even_turns_are_spread_over_the_epoch():
     assert sorted(i for index in seen for i in index.tolist()) == list(range(10))
 
 
+def test_a_part_that_is_gone_through_several_times_is_shuffled_anew_each_time():
+    """Two passes through three rows take turns with one pass through six: as many batches, and each row in its pass."""
+    turns = Turns((3, 6), "step", (2, 1))
+    seen = [index.tolist() for index in batches(9, 3, torch.Generator().manual_seed(0), turns)]
+    assert [sorted(index) for index in seen[::2]] == [[0, 1, 2]] * 2
+    assert seen[0] != seen[2]
+    assert sorted(seen[1] + seen[3]) == [3, 4, 5, 6, 7, 8]
+    assert (turns.steps(3), turns.steps(2), Turns((3, 6)).steps(2)) == (4, 7, 5)
+
+
 def test_nothing_to_do_leaves_the_model():
     for planned in ({"epochs": 0}, {"steps": 0}):
         f = model()

@@ -89,6 +89,53 @@ def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(replays: l
     torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
 
 
+def test_a_batch_of_one_network_is_filled_up_with_nothing(replays: list[int]) -> None:
+    """A recorded step picks the network by its number, which it reads from one place; networks that are no stack are
+    not recorded."""
+    nets = [models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4).double().eval() for _ in range(3)]
+    order = [torch.tensor(rows) for rows in ([0, 2, 4], [5, 6, 8], [9, 10, 11], [1, 2, 3], [7])]
+    x = torch.randn(12, 1, 8, 8, dtype=torch.float64)
+    with cuda_graphs.conditions("recorded", stacked=True):
+        fixed = Mixed(Many(nets), [5, 4, 3], order, CPU)
+        assert not Mixed(Many(networks()), SIZES, [torch.tensor([0, 1])], CPU).repeats
+    split = Mixed(Many(nets), [5, 4, 3], order, CPU)
+    assert (fixed.repeats, split.repeats) == (True, False)
+    memory = fixed.owner
+    for i, owner in ((3, 0), (1, 1), (2, 2), (0, 0), (4, 1)):
+        assert fixed.put(i) is split.put(i) is (i < 4)
+        assert fixed.owner.tolist() == split.owner.tolist() == [owner]
+        assert (fixed.owner is memory) is (i < 4)
+        images = x[fixed.index].requires_grad_()
+        found = fixed(images)
+        torch.testing.assert_close(found, nets[owner](images), atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(split(images), found, atol=1e-12, rtol=1e-12)
+        assert torch.autograd.grad(found.sum(), images)[0].abs().sum() > 0
+
+
+def test_a_decoder_by_client_that_is_trained_in_recorded_steps_is_the_eager_one(replays: list[int]) -> None:
+    """As DFFKE's author does it: batches of one client, answers, and the inverse CE against all peers but that client;
+    one of four clients is no peer that anybody knows."""
+    found = []
+    for stepping in ("eager", "recorded"):
+        torch.manual_seed(7)
+        nets, before = (
+            {k: models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4).double().eval() for k in ids}
+            for ids in ((3, 5, 6, 8), (3, 6, 8))
+        )
+        Dec = Decoder(4, Shape((1, 8, 8)), width=2).double()
+        theta_z = {k: state_of(nn.Linear(net.width, 4).double()) for k, net in nets.items()}
+        E = {k: torch.randn(n, 4, dtype=torch.float64) for k, n in zip(nets, (9, 6, 7, 13), strict=True)}
+        Y = {k: torch.randn(len(e), 4, dtype=torch.float64) for k, e in E.items()}
+        with cuda_graphs.conditions(stepping, stacked=True):  # type: ignore[arg-type]
+            state = train_decoder(
+                Alone(), Dec, nets, theta_z, E, epochs=2, batch=6, opt=adam(0.01), md="inverse-CE", Y=Y, peers=before,  # type: ignore[arg-type]
+                answers=True, by_client=True,
+            )  # fmt: skip
+        found.append(dict(state))
+    assert replays == [16], "two epochs of two turns, in each a batch of each of four clients"
+    torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
+
+
 class Alone:
     """A server that trains at once."""
 

@@ -5,10 +5,13 @@ steps are recorded and networks run stacked, each network therefore gets as many
 The rows that only fill up count nothing. All batches are known beforehand, so that a step only has to say which one is
 next.
 
+If each batch belongs to one network alone, nothing has to be filled up: a step picks that network by its number.
+
     mixed = Mixed(networks, sizes, order, device)  # sizes: rows of each network; order: the rows of each batch, sorted
     mixed.put(i)                                   # batch i is next; False: it has another size than the first
     mixed.index                                    # its rows
     mixed(x)                                       # each row's output from its own network, row by row
+    mixed.owner                                    # where each batch has one network: its number, a tensor of one
 """
 
 from __future__ import annotations
@@ -34,6 +37,9 @@ class Mixed:
         self._most = torch.stack(self._counts).amax(0) if order else torch.zeros(len(sizes), dtype=torch.long)
         alone = all(rowwise(layer, not layer.training) for net in networks for layer in net.modules())
         self.repeats = alone and stacks_networks() and records_steps(device)  # each step is the same operations
+        self._one_each = bool(order) and all(int((counts > 0).sum()) == 1 for counts in self._counts)
+        if self._one_each and not networks.pickable:
+            self.repeats = False
         self._memory: list[Tensor] = []
         self._whole: list[Tensor] = []
         if self.repeats:
@@ -51,21 +57,29 @@ class Mixed:
         self.split: list[int] = self._counts[i].tolist()
         usual = len(self._order[i]) == self._usual
         if not self.repeats:
-            self.index = self._order[i].to(self._device)
+            self.index, self.owner = self._order[i].to(self._device), self._owners[i][:1].to(self._device)
         elif usual:
             for mine, whole in zip(self._memory, self._whole, strict=True):
                 mine.copy_(whole[self._at[i]])
-            self.index, self._there, self._back = self._memory
+            self._next(self._memory)
         else:
-            self.index, self._there, self._back = (part.to(self._device) for part in self._laid_out(i))
+            self._next([part.to(self._device) for part in self._laid_out(i)])
         return usual
 
-    def _laid_out(self, i: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _next(self, laid_out: Sequence[Tensor]) -> None:
+        if self._one_each:
+            self.index, self.owner = laid_out
+        else:
+            self.index, self._there, self._back = laid_out
+
+    def _laid_out(self, i: int) -> tuple[Tensor, ...]:
         """Return three index tensors for batch i: its rows, where to fetch each place from, and each row's place.
 
         The places are those of all networks one after the other. A place that only fills up takes the batch's first
-        row.
+        row. Where the batch has one network, there are two: its rows, and the network's number.
         """
+        if self._one_each:
+            return self._order[i], self._owners[i][:1]
         mine, counts = self._owners[i], self._counts[i]
         first = counts.cumsum(0) - counts
         begins = self._most.cumsum(0) - self._most
@@ -75,6 +89,8 @@ class Mixed:
         return self._order[i], there, back
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.repeats and self._one_each:
+            return self._networks.picked(self.owner, x)
         laid_out = _moved(x, self._there, self._back) if self.repeats else x
         parts = enumerate(laid_out.split(self._most.tolist() if self.repeats else self.split))
         drawn = {place: part for place, part in parts if len(part)}

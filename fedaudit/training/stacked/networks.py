@@ -9,6 +9,7 @@ not the networks.
     teachers.encode(x)                       # their embeddings
     teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: each has its own rows, any number of them
     teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
+    teachers.picked(which, x)                # the one whose number the tensor `which` holds, for recorded steps
 
 Deep and wide networks are faster side by side, each on a stream of its own (see `side_by_side`). They run that way
 where steps are recorded.
@@ -64,6 +65,17 @@ class Many(list[nn.Module]):
         """Return every network's answer to its own rows."""
         chosen = range(len(self)) if only is None else only
         return self._run(method, dict(zip(chosen, xs, strict=True)), list(chosen))
+
+    @property
+    def pickable(self) -> bool:
+        """Return whether all are one stack, from which a recorded step can pick one by a number on the device."""
+        return len(self._stacks) == 1 and len(self._group_of[0]) == len(self)
+
+    def picked(self, which: Tensor, x: Tensor) -> Tensor:
+        """Return the answer of one network, the one whose number is in `which`: a recorded step reads it there, so that
+        the same recording serves all of them.
+        """
+        return self._stacks[id(self._group_of[0])].picked(which, x)
 
     def _all(self, method: str, x: Tensor, only: Sequence[int] | None) -> list[Tensor]:
         chosen = list(range(len(self)) if only is None else only)
@@ -123,6 +135,11 @@ class _Stack:
         filled = torch.stack([row if len(row) == most else _fill(row, most) for row in rows])
         out = self._mapped(method, tensors, filled, 0)
         return [of_one[:size] for of_one, size in zip(out.unbind(0), sizes, strict=True)]
+
+    def picked(self, which: Tensor, x: Tensor) -> Tensor:
+        """Return the answer of the network at the place that a tensor of one number says."""
+        found: Tensor = self._one("forward")({n: t.index_select(0, which)[0] for n, t in self._tensors.items()}, x)
+        return found
 
     def _apart(self, rows: Sequence[Tensor]) -> bool:
         """Return whether the networks run side by side.

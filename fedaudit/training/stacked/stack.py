@@ -112,8 +112,8 @@ class Job:
         """Return the number of steps, if nothing ends it early."""
         if self.option("steps") is not None:
             return int(self.option("steps"))
-        parts = self.option("turns").sizes if self.option("turns") is not None else (len(self.rows[0]),)
-        return int(self.option("epochs") or 0) * sum(-(-n // self.option("batch")) for n in parts)
+        turns, size = self.option("turns"), self.option("batch")
+        return int(self.option("epochs") or 0) * (-(-len(self.rows[0]) // size) if turns is None else turns.steps(size))
 
     @property
     def size(self) -> int:

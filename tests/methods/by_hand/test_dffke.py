@@ -29,6 +29,10 @@ AUTHORS = {
     "crop": 1, "jitter": 0.4, "flip": True,
 }  # fmt: skip
 BY_PEER = {**AUTHORS, "alike": True, "rests": True, "batches": "peer"}
+BY_AUTHOR = {
+    **BY_PEER, "embed": "answered", "dock": True, "reviewed": 2, "batches_Dec": "client", "answer_Dec": True,
+    "md": "inverse-CE", "md_of": "exchanged", "B_Dec": 20,
+}  # fmt: skip
 ARCHS = ["cnn_bn", "mlp", "cnn_bn", "mlp"]
 
 
@@ -126,6 +130,29 @@ def docking(E, Y, layers, head, order, setting):
     steps([lambda b=b: loss(b) for b in todo], parameters, setting.get("decay_Tran", 0.0))
 
 
+def train_decoder_by_client(Dec, E, h, nets, peers, layers, order):
+    """Line 12 by the author's code. A batch is of one client in turn, the first of a new shuffle. Beside the MSE there
+    are the KL from the answer to the record to that to its image, and the mean of -p log(1 - q) for q of the others."""
+    frozen, before = ({k: copy.deepcopy(net).eval() for k, net in of.items()} for of in (nets, peers))
+    fixed = {k: copy.deepcopy(layer) for k, layer in layers.items()}
+    size = BY_AUTHOR["B_Dec"]
+
+    def loss(k, b):
+        x, e = Dec(E[k][b]), E[k][b]
+        there = frozen[k].encode(x)
+        p = frozen[k].classify(h[k][b]).softmax(1).detach()
+        far = ((fixed[k](there) - e) ** 2).mean()
+        kl = (p * (p.log() - frozen[k].classify(there).log_softmax(1))).sum(1).mean()
+        inverse = [-(p * (1 - before[i](x).softmax(1) + 1e-9).log()).sum(1).mean() for i in before if i != k]
+        return far + kl + sum(inverse) / len(inverse)
+
+    turns = T_DEC * max(len(e) // size for e in E.values())
+    todo = [(k, torch.randperm(len(E[k]), generator=order)[:size]) for _ in range(turns) for k in E]
+    todo = [(k, b.sort().values) for k, b in todo]
+    Dec.train()
+    steps([lambda k=k, b=b: loss(k, b) for k, b in todo], Dec.parameters())
+
+
 def train_decoder(Dec, E, nets, layers, order, md):
     """Line 12, Eq. 12: min sum_k MSE(z(h(Dec(E~_k); theta_k^h); theta_k^z), E~_k), encoders and docking layers frozen.
     With `md` also Eq. 4 by Appendix E: minus the mean over peers of the mean squared gap of probabilities."""
@@ -168,10 +195,11 @@ def divergence(kl, student, teacher):
     return (p * (p.log() - q.log())).sum(1).mean()
 
 
-def exchange(net, D, B_t, order, setting, own=None, z=None, past_of=()):
+def exchange(net, D, B_t, order, setting, own=None, z=None, past_of=(), of=()):
     """Lines 18-20: T_FKE epochs, Eq. 13 on D^_i and Eq. 14 on B^t_i taking turns, one Adam. By the author's code, own
     records are a third part, all three spread evenly over the epoch, and docked embeddings are drawn together. By peer:
-    one batch of the own records, one of each peer's past images, one of each peer's current ones, and again."""
+    one batch of the own records, one of each peer's past images, one of each peer's current ones, and again. With two
+    times as many past images, those of a peer are gone through once while all else is gone through twice."""
     by_peer = setting.get("batches") == "peer"
     peers = [[row for i, row in zip(past_of, B_t, strict=True) if i == peer] for peer in dict.fromkeys(sorted(past_of))]
     found = [*peers, *([row] for row in D)] if by_peer else [D, B_t]
@@ -187,7 +215,21 @@ def exchange(net, D, B_t, order, setting, own=None, z=None, past_of=()):
 
     if setting.get("review"):
         parts.insert(0 if by_peer else len(parts), own)
-    for _ in range(T_FKE):
+    if setting.get("reviewed"):  # all epochs in one, part by part
+        now = {peer: len(row[0]) for peer, row in zip(sorted(of), D, strict=True)}
+        past = [
+            (sum(len(row[0]) for row in rows), now[peer])
+            for peer, rows in zip(sorted(set(past_of)), peers, strict=True)
+        ]
+        assert all(m in (n, 2 * n) for m, n in past)
+        passes = [T_FKE, *(1 if m == 2 * n else 2 for m, n in past), *[T_FKE] * len(D)]
+        batches = [
+            [tuple(t[b] for t in part) for _ in range(often) for b in epoch(order, len(part[0]), B)]
+            for part, often in zip(parts, passes, strict=True)
+        ]
+        turns = [part[i] for i in range(max(map(len, batches))) for part in batches if i < len(part)]
+        losses += [lambda rows=rows: loss(*rows) for rows in turns]
+    for _ in range(0 if setting.get("reviewed") else T_FKE):
         batches = [[tuple(t[b] for t in part) for b in epoch(order, len(part[0]), B)] for part in parts]
         if by_peer:
             turns = [part[i] for i in range(max(map(len, batches))) for part in batches if i < len(part)]
@@ -205,24 +247,38 @@ def exchange(net, D, B_t, order, setting, own=None, z=None, past_of=()):
         for layer in net.modules():
             if isinstance(layer, nn.BatchNorm2d):
                 layer.eval()
-    steps(losses, net.parameters(), setting.get("decay", 0.0))
+    both = [*net.parameters(), *(z.parameters() if setting.get("dock") else ())]
+    for p in both:
+        p.grad = None
+
+    def stays(
+        loss,
+    ):  # the docking layer's gradient is 0 where a step has none for it, so that Adam moves it all the same
+        value = loss()
+        return value + 0 * sum(p.sum() for p in z.parameters()) if setting.get("dock") else value
+
+    steps([lambda loss=loss: stays(loss) for loss in losses], both, setting.get("decay", 0.0))
 
 
-def sample(seed, i, past, n):
+def sample(seed, i, past, n, times=1):
     """B^t_i: n of the rows of client i in the rounds of `past`, by round, from the seed that all were sent."""
     rounds = sorted(past)
     if not rounds:
         return {}
-    drawn = torch.randperm(n * len(rounds), generator=generator(seed, i, "rounds"))[:n] // n
+    drawn = torch.randperm(n * len(rounds), generator=generator(seed, i, "rounds"))[: times * n] // n
     counts = {s: int((drawn == j).sum()) for j, s in enumerate(rounds)}
     return {s: torch.randperm(n, generator=generator(seed, i, s))[:m] for s, m in counts.items() if m}
 
 
-OTHER_READING, MIXED = (pytest.param(reading, marks=pytest.mark.slow) for reading in (OTHER, AUTHORS))
+OTHER_READING, MIXED, ONE_PEER = (
+    pytest.param(reading, marks=pytest.mark.slow) for reading in (OTHER, AUTHORS, BY_PEER)
+)
 
 
 @pytest.mark.parametrize(
-    "reading", [LITERAL, OTHER_READING, BY_PEER, MIXED], ids=["literal", "other", "authors", "mixed"]
+    "reading",
+    [LITERAL, OTHER_READING, BY_AUTHOR, MIXED, ONE_PEER],
+    ids=["literal", "other", "authors", "mixed", "by peer"],
 )
 def test_three_rounds(reading, tmp_path):
     setting = {**NUMBERS, **reading}
@@ -244,6 +300,7 @@ def test_three_rounds(reading, tmp_path):
     Dec_state = ran.states[0].Dec
     z = {}
     memory = {k: {} for k in n}  # round: (Dec, E~)
+    last = {}  # models as the last exchange left them
     for t in (1, 2, 3):
         present = sorted(ran.down(t))
         E, Y = {}, {}
@@ -281,7 +338,12 @@ def test_three_rounds(reading, tmp_path):
         with torch.no_grad():
             E_ = {k: layers[k](E[k]) for k in present}  # line 10, Eq. 10
         here = {k: nets[k] for k in present}
-        train_decoder(Dec, E_, here, layers, rng("server", "Dec", t), setting.get("md"))  # line 12
+        if setting.get("batches_Dec") == "client":
+            peers = {k: last.get(k, nets[k]) for k in present}
+            assert t == 1 or any(k in last for k in present)
+            train_decoder_by_client(Dec, E_, E, here, peers, layers, rng("server", "Dec", t))
+        else:
+            train_decoder(Dec, E_, here, layers, rng("server", "Dec", t), setting.get("md"))  # line 12
         Dec_state = {name: p.clone() for name, p in Dec.state_dict().items()}
         for k in present:  # line 13
             unified = ran.sent("UnifiedDocked" if setting.get("embed") else "Unified", t)[k]
@@ -292,42 +354,57 @@ def test_three_rounds(reading, tmp_path):
         close(Dec_state, ran.states[t].Dec, f"the decoder after round {t}")
 
         seed = unified.seed
-        answers, rows = {}, {}
+        answers, rows, near = {}, {}, {}
         for k in present:  # lines 16-17
-            rows[k] = sample(seed, k, memory[k], n[k])
+            rows[k] = sample(seed, k, memory[k], n[k], setting.get("reviewed", 1))
             sets = {t: images(Dec_state, E_[k])}
             sets |= {s: images(memory[k][s][0], memory[k][s][1][k][chosen]) for s, chosen in rows[k].items()}
             with torch.no_grad():
                 answers[k] = {s: nets[k](x) for s, x in sets.items()}
-            found = ran.sent("Answered", t)[k].Y
-            close({str(s): y for s, y in answers[k].items()}, {str(s): y for s, y in found.items()}, f"Y^_{k}")
+            answered = ran.sent("AnsweredDocked" if setting.get("embed") == "answered" else "Answered", t)[k]
+            close({str(s): y for s, y in answers[k].items()}, {str(s): y for s, y in answered.Y.items()}, f"Y^_{k}")
+            if setting.get("embed") == "answered":
+                with torch.no_grad():
+                    near[k] = {s: layers[k](nets[k].encode(x)) for s, x in sets.items()}
+                close({str(s): e for s, e in near[k].items()}, {str(s): e for s, e in answered.Z.items()}, f"Z_{k}")
         if t == 3:
             assert any(len(answers[k]) == 3 for k in present), "somebody reviews two rounds"
             held = {tuple(memory[k]) for k in present}
             assert len(held) > 1, "they hold different rounds"
         for k in present:
-            peers = ran.sent("Peers", t)[k].Y
+            told = ran.sent("PeersDocked" if near else "Peers", t)[k]
+            peers = told.Y
             assert set(peers) == set(present) - {k}
+            for i in near.keys() - {k}:
+                close({str(s): e for s, e in near[i].items()}, {str(s): e for s, e in told.Z[i].items()}, f"Z to {k}")
             for i in peers:
                 close({str(s): y for s, y in answers[i].items()}, {str(s): y for s, y in peers[i].items()}, f"to {k}")
 
         for k in present:  # lines 18-21
             teachers = [i for i in present if i != k] + ([k] if setting.get("own") else [])
 
-            def decoded(Dec, e, y):
-                return (images(Dec, e), y, e) if setting.get("embed") else (images(Dec, e), y)
+            def decoded(Dec, e, y, near):
+                to = [e if near is None else near] if setting.get("embed") else []
+                return images(Dec, e), y, *to
 
-            D = [decoded(Dec_state, E_[i], answers[i][t]) for i in teachers]  # Eq. 13
+            D = [decoded(Dec_state, E_[i], answers[i][t], near.get(i, {}).get(t)) for i in teachers]  # Eq. 13
             B_t = [  # Eq. 14
-                decoded(memory[k][s][0], memory[k][s][1][i][rows[i][s]], answers[i][s])
+                decoded(memory[k][s][0], memory[k][s][1][i][rows[i][s]], answers[i][s], near.get(i, {}).get(s))
                 for s in sorted(memory[k])
                 for i in present
                 if i != k and s in rows[i]
             ]
             past_of = [i for s in sorted(memory[k]) for i in present if i != k and s in rows[i]]
-            layer = copy.deepcopy(layers[k]).requires_grad_(False)
-            exchange(nets[k], D, B_t, rng(f"client {k}", "fit 1", t, ask=2), setting, ran.rows[k], layer, past_of)
+            layer = copy.deepcopy(layers[k]).requires_grad_(bool(setting.get("dock")))
+            order = rng(f"client {k}", "fit 1", t, ask=2)
+            exchange(nets[k], D, B_t, order, setting, ran.rows[k], layer, past_of, teachers)
             close(nets[k].state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
+            if setting.get("dock"):
+                z[k] = {name: p.detach().clone() for name, p in layer.named_parameters()}
+                last[k] = copy.deepcopy(nets[k])
+                back = ran.sent("ExchangedModel", t)[k]
+                close(z[k], back.z, f"round {t}: the docking layer of client {k} after the exchange")
+                close(last[k].state_dict(), back.theta, f"round {t}: client {k}, sent after the exchange")
             memory[k][t] = (Dec_state, E_)
             memory[k] = {s: memory[k][s] for s in sorted(memory[k])[-R:]}
             kept = {s: past.read() for s, past in ran.memory(k, t)["B"].items()}
