@@ -36,7 +36,6 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -261,7 +260,8 @@ def records(folder: Path) -> str:
 def unshuffled(turns: Turns, size: int, order: torch.Generator) -> Iterator[Tensor]:
     """Yield the batches of an epoch of the exchange, in which the parts take turns as ever, without a shuffle."""
     begins = itertools.accumulate(turns.sizes, initial=0)
-    parts = [torch.arange(begin, begin + n).split(size) for begin, n in zip(begins, turns.sizes, strict=False) if n]
+    passes = zip(begins, turns.sizes, turns.times or (1,) * len(turns.sizes), strict=False)
+    parts = [torch.arange(begin, begin + n).split(size) * often for begin, n, often in passes if n]
     yield from (index for turn in itertools.zip_longest(*parts) for index in turn if index is not None)
 
 
@@ -469,15 +469,9 @@ def aligned(on: Steps, run: Played, t: int, clients: list[Any], optimisers: Sequ
     return done
 
 
-def adams(clients: Iterable[nn.Module], docked: bool = True) -> list[Any]:
-    """Return new optimisers as the code makes them; without the docking layers, if they are to stay."""
-    return [
-        torch.optim.Adam(
-            [p for name, p in client.named_parameters() if docked or not name.startswith("docking.")],
-            lr=1e-3, weight_decay=PRESET["decay"],
-        )
-        for client in clients
-    ]  # fmt: skip
+def adams(clients: Iterable[nn.Module], make: type[torch.optim.Adam] = torch.optim.Adam) -> list[Any]:
+    """Return new optimisers as the code makes them."""
+    return [make(client.parameters(), lr=1e-3, weight_decay=PRESET["decay"]) for client in clients]
 
 
 def trained(on: Steps, t: int, clients: list[Any], optimisers: Sequence[Any], ruled: bool, run: Played) -> Any:
@@ -494,7 +488,7 @@ def local_training(on: Steps) -> Iterator[Row]:
         yield Row("local training", f"round 1, {said}", what, found, ruled, note=f"epochs {', '.join(map(str, done))}")
     run = on.in_order
     for carried, ruled in ((True, False), (True, True), (False, False), (False, True)):
-        _, clients, optimisers = exchanged(on, run, 1, set())
+        _, clients, optimisers = exchanged(on, run, 1, resting=False)
         used = optimisers if carried else adams(clients)
         found, done = trained(on, 2, clients, used, ruled, run)
         said = {
@@ -568,123 +562,60 @@ def docking(on: Steps) -> Iterator[Row]:
     said = "as it is: one draw for all clients"
     yield Row("docking", f"first weights, {said}", "two clients' first docking layers", abs(ours - theirs), True)
     yield Row("docking", "round 1, as it is", what, docked(on, run, 1, begun), True)
-    run = on.in_order
-    kept = [run.down(1, 1)[k].z for k in range(K)]
-    _, clients, _ = exchanged(on, run, 1, {TRAINED})
-    moved = [client.docking.state_dict() for client in clients]
-    said = "round 2, all mended but: the layers begin as the exchange left them"
-    yield Row("docking", said, what, docked(on, run, 2, moved), False)
-    yield Row("docking", "round 2, all mended", what, docked(on, run, 2, kept), True)
+    kept = [run.up(1, 2)[k].z for k in range(K)]
+    yield Row("docking", "round 2, as it is: from where the exchange left them", what, docked(on, run, 2, kept), True)
 
 
 # --- decoder --------------------------------------------------------------------------------------------------------
 
 
-class Owners:
-    """Says which client each row of the present batch is of."""
-
-    rows: Tensor
-
-
-class Mixed(nn.Module):
-    """Stands for one teacher of a batch of all clients' rows: each row goes through its own client, or through the one
-    so many places behind it.
+class Drawn:
+    """A client's rows in the batches that fedaudit's decoder saw: each pass has the next one, as the first of a new
+    shuffle.
     """
 
-    def __init__(self, clients: Sequence[Any], of: Owners, behind: int = 0) -> None:
-        super().__init__()
-        self.docking, self.output = clients[0].docking, clients[0].output
-        self.parts, self.of, self.behind = list(clients), of, behind
-
-    def forward(self, x: Tensor, use_docking: bool = False) -> tuple[Tensor, Tensor]:
-        each = [client.eval()(x, use_docking=use_docking) for client in self.parts]
-        at, rows = (self.of.rows + self.behind) % K, torch.arange(len(x))
-        h, y = (torch.stack(found)[at, rows] for found in zip(*each, strict=True))
-        return h, y
-
-
-class Team(list[Any]):
-    """A list of one that says it has as many as there are clients."""
+    def __init__(self, rows: Any, batches: Iterable[Tensor]) -> None:
+        self.rows, self.batches = rows, iter(batches)
 
     def __len__(self) -> int:
-        return K
-
-
-class Everybody:
-    """The plain records of all clients in one batch, one client after the other."""
-
-    def __init__(self, run: Played, of: Owners) -> None:
-        self.rows, self.of = run.rows, of
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        self.of.rows = torch.arange(K * N) // N
-        x, y = (torch.cat(parts) for parts in zip(*self.rows.values(), strict=True))
-        yield standard(x), y
-
-
-class Drawn:
-    """Rows in the batches that fedaudit's decoder saw, one pass after the other."""
-
-    def __init__(self, rows: Any, order: Iterable[Tensor], of: Owners) -> None:
-        self.rows, self.of, self.batches = rows, of, order
-        self.going = iter(self._going())
-
-    def _going(self) -> Iterator[tuple[Tensor, ...]]:
-        for index in self.batches:
-            self.of.rows = index // N
-            yield tuple(torch.from_numpy(of[index]) for of in (self.rows.emb, self.rows.logit, self.rows.target))
-
-    def __len__(self) -> int:
-        return K * N // B
+        return N // B
 
     def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
-        return self.going
+        index = next(self.batches)
+        yield tuple(torch.from_numpy(of[index]) for of in (self.rows.emb, self.rows.logit, self.rows.target))
 
 
-ONE_CLIENT = "a batch is of one client, the first of a new shuffle"
-KL = "a KL of the answers beside the MSE"
-INVERSE = "an inverse CE against the other clients beside the MSE"
-
-
-def decode_mixed(on: Steps, run: Played, t: int, clients: list[Any], generator: Any, adam: Any, kept: set[str]) -> None:
-    """Let the code train the decoder, with these of its points kept."""
+def train_generator(
+    on: Steps, run: Played, t: int, clients: list[Any], students: Sequence[Any], generator: Any, adam: Any
+) -> None:
+    """Let the code train the decoder, against students as the last exchange left them."""
     loops = iter((False, True))  # the docking layers are there already
+    stream, order = rng("server", "Dec", t), [list[Tensor]() for _ in range(K)]
+    for _, k in itertools.product(range(PRESET["T_Dec"] * (N // B)), range(K)):
+        order[k].append(torch.randperm(N, generator=stream)[:B].sort().values)
+    drawn = iter(order)
 
     def some(found: Iterable[Any]) -> Iterable[Any]:
         return found if next(loops) else ()
 
-    def no_kl(input: Tensor, target: Tensor, reduction: str) -> Tensor:
-        return input.new_zeros(())
+    def loader(rows: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False) -> Any:
+        return Drawn(rows, next(drawn)) if shuffle else DataLoader(rows, batch_size=batch_size)
 
-    torch.manual_seed(0)
-    names: dict[str, Any] = {"tqdm": some}
-    if KL not in kept:
-        names["F"] = Instead(F, kl_div=no_kl)
-    teachers, students = clients, clients
-    data: list[Any] = [*plain_batches(run)]
-    if ONE_CLIENT not in kept:
-        of, stream = Owners(), rng("server", "Dec", t)
-        order = [i.sort().values for _ in range(PRESET["T_Dec"]) for i in epoch(stream, K * N, B)]
-
-        def loader(rows: Any, batch_size: int, shuffle: bool = False, drop_last: bool = False) -> Drawn:
-            return Drawn(rows, order, of)
-
-        names |= {"DataLoader": loader, "torch": Instead(torch, randperm=torch.arange)}
-        teachers, students = Team([Mixed(clients, of)]), [Mixed(clients, of, behind) for behind in range(K)]
-        data = [Everybody(run, of)]
-    with on.code.mended(**names):
+    with on.code.mended(tqdm=some, DataLoader=loader, torch=Instead(torch, randperm=torch.arange)):
         on.code.theirs.local_to_generator(
-            on.code.args(L2G_use_logit_md_loss=INVERSE in kept), teachers, data, None, COUNTS, generator, adam, B,
-            PRESET["T_Dec"], students, "cpu",
+            on.code.args(), clients, plain_batches(run), None, COUNTS, generator, adam, B, PRESET["T_Dec"], students,
+            "cpu",
         )  # fmt: skip
 
 
-def decoded(on: Steps, kept: set[str], t: int = 1) -> float:
-    """Return how far the trained decoders are apart, with these points of the code kept."""
+def decoded(on: Steps, t: int) -> float:
+    """Return how far the trained decoders of a round are apart."""
     *_, first = first_draws(on.run, t)
     generator = on.code.decoder(first.state_dict())
     adam = torch.optim.Adam(generator.parameters(), lr=1e-3)
-    decode_mixed(on, on.run, t, on.code.clients(on.run, t), generator, adam, kept)
+    before = [on.run.up(t)[k].theta if t == 1 else on.run.up(t - 1, 2)[k].theta for k in range(K)]
+    students = [on.code.client(w) for w in before]
+    train_generator(on, on.run, t, on.code.clients(on.run, t), students, generator, adam)
     return apart({theirs_of(name): w for name, w in on.run.down(t, 1)[0].Dec.items()}, generator.state_dict())
 
 
@@ -704,95 +635,91 @@ def decoder(on: Steps) -> Iterator[Row]:
     found = apart({"x": x}, {"x": (x_ * deviation + mean) * 2 - 1})
     said = "units, as it is: each channel of the real images has its own mean and deviation"
     yield Row("decoder", said, "images in [-1, 1]", found, False)
-    yield Row("decoder", "training, as it is", what, decoded(on, {ONE_CLIENT, KL, INVERSE}), False)
-    for point in (ONE_CLIENT, KL, INVERSE):
-        found = decoded(on, {point})
-        yield Row("decoder", f"training, all mended but: {point}", what, found, False)
-    yield Row("decoder", "training, all mended", what, decoded(on, set()), True)
+    for t in (1, 2):
+        yield Row("decoder", f"training in round {t}, as it is", what, decoded(on, t), True)
 
 
 # --- answers, buffer and exchange -----------------------------------------------------------------------------------
 
 
-ANSWERED = "the embedding to come close to is the teacher's, of the image, by its newest model"
-TRAINED = "docking layers are trained on"
+RESTING = "docking layers rest in steps on own records"
 
 
-def bank(run: Played, t: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return client k's past images as fedaudit draws them for round t, and the embeddings they are decoded from."""
+class Moving(torch.optim.Adam):
+    """Adam for which a layer without a gradient has the gradient 0, so that it moves on."""
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for p in (p for group in self.param_groups for p in group["params"]):
+            p.grad = torch.zeros_like(p)
+
+
+def bank(run: Played, t: int, k: int) -> Tensor:
+    """Return client k's past images as fedaudit draws them for round t."""
     past = {s: run.down(s, 1)[0] for s in range(1, t)}
-    if not past:
-        return torch.empty(0), torch.empty(0, H)
-    sample = Sample(run.down(t, 1)[0].seed)
+    sample = Sample(run.down(t, 1)[0].seed, PRESET["reviewed"])
     rows = {s: sample.rows(k, s, N, m) for s, m in sample.counts(k, past, N).items()}
-    e = {s: past[s].E[k][index] for s, index in rows.items()}
-    images = [decode(past[s].Dec, of, run.world.shape, pixels=(MEAN, SIGMA)) for s, of in e.items()]
-    return torch.cat(images), torch.cat(list(e.values()))
+    made = [decode(past[s].Dec, past[s].E[k][i], run.world.shape, pixels=(MEAN, SIGMA)) for s, i in rows.items()]
+    return torch.cat(made) if made else torch.empty(0)
 
 
 class Sets:
-    """Makes the code's sets of synthetic images and keeps them; with `of`, other embeddings are put in their place."""
+    """Makes the code's sets of synthetic images and keeps them."""
 
-    def __init__(self, make: Callable[..., Any], of: Sequence[Tensor] | None) -> None:
-        self.make, self.of = make, of
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
         self.made: list[Any] = []
 
-    def __call__(self, images: Tensor, e: Tensor, p: Tensor, y: Tensor) -> Any:
-        found = self.make(images, e if self.of is None else self.of[len(self.made)], p, y)
-        self.made.append(found)
-        return found
+    def __call__(self, *columns: Tensor) -> Any:
+        self.made.append(self.make(*columns))
+        return self.made[-1]
 
 
 def played_exchange(
-    on: Steps, run: Played, t: int, clients: list[Any], optimisers: list[Any], kept: set[str], epochs: int,
-    banks: Sequence[Tensor] | None = None,
+    on: Steps, run: Played, t: int, clients: list[Any], optimisers: list[Any], banks: Sequence[Tensor] | None = None
 ) -> list[Any]:  # fmt: skip
     """Let the code exchange knowledge, and return the sets of images that it made: current ones, then past ones."""
     told = run.down(t, 1)[0]
     embeddings = [[(e, None, torch.zeros(len(e), dtype=torch.long)) for e in told.E[k].split(B)] for k in range(K)]
-    past = [bank(run, t, k) for k in range(K)]
-    images = [x for x, _ in past] if banks is None else banks
+    images = [bank(run, t, k) for k in range(K)] if banks is None else banks
     data_banks = [on.code.dataset.CustomDataset(standard(x), torch.zeros(len(x), dtype=torch.long)) for x in images]
-    of = None if ANSWERED in kept else [told.E[k] for k in range(K)] + [e for _, e in past]
-    sets = Sets(on.code.main.FakeDataset, of)
+    sets = Sets(on.code.main.FakeDataset)
     torch.manual_seed(0)
     with on.code.mended(FakeDataset=sets, DataLoader=ordered):
         on.code.main.generator_to_local(
             on.code.args(), clients, optimisers, plain_batches(run), COUNTS, on.code.decoder(told.Dec),
-            copy.deepcopy(clients[0]), data_banks, embeddings, epochs, B,
+            copy.deepcopy(clients[0]), data_banks, embeddings, PRESET["T_FKE"], B,
         )  # fmt: skip
     return sets.made
 
 
-def exchanged(on: Steps, run: Played, t: int, kept: set[str]) -> tuple[float, list[Any], list[Any]]:
-    """Return how far the clients' models are apart after the exchange of round t, with these points of the code kept;
-    and its clients and their optimisers.
+def exchanged(on: Steps, run: Played, t: int, *, resting: bool) -> tuple[float, list[Any], list[Any]]:
+    """Return how far the clients' models and docking layers are apart after the exchange of round t; and the code's
+    clients and their optimisers. `resting`: as the code has it.
     """
     clients = on.code.clients(run, t)
-    optimisers = adams(clients, docked=TRAINED in kept)
-    played_exchange(on, run, t, clients, optimisers, kept, PRESET["T_FKE"])
-    found = furthest(apart(run.model(k, t) or {}, weights(clients[k])) for k in range(K))
-    return found, clients, optimisers
+    optimisers = adams(clients, torch.optim.Adam if resting else Moving)
+    played_exchange(on, run, t, clients, optimisers)
+    pairs = [(run.model(k, t) or {}, weights(client)) for k, client in enumerate(clients)]
+    pairs += [(run.up(t, 2)[k].z, client.docking.state_dict()) for k, client in enumerate(clients)]
+    return furthest(apart(*pair) for pair in pairs), clients, optimisers
 
 
 def answers(on: Steps) -> Iterator[Row]:
-    run, t = on.run, 2
+    run, t = on.run, 3
     clients = on.code.clients(run, t)
-    made = played_exchange(on, run, t, clients, adams(clients), {ANSWERED}, PRESET["T_FKE"])
+    made = played_exchange(on, run, t, clients, adams(clients))
     told, logits, embeddings = [], [], []
     for k in range(K):
-        said, mine = run.down(t, 1)[k], run.up(t, 1)[k].Y
+        said, mine = run.down(t, 1)[k], run.up(t, 1)[k]
         x = decode(said.Dec, said.E[k], run.world.shape, pixels=(MEAN, SIGMA))
-        now, past = made[k], made[K + k]
-        told.append(apart({"x": x}, {"x": torch.from_numpy(now.fake_data) * SIGMA + MEAN}))
-        logits.append(apart({"p": mine[t].softmax(1)}, {"p": torch.from_numpy(now.logit)}))
-        logits.append(apart({"p": mine[1].softmax(1)}, {"p": torch.from_numpy(past.logit)}))
-        embeddings.append(apart({"e": said.E[k]}, {"e": torch.from_numpy(now.emb)}))
-        embeddings.append(apart({"e": bank(run, t, k)[1]}, {"e": torch.from_numpy(past.emb)}))
+        told.append(apart({"x": x}, {"x": torch.from_numpy(made[k].fake_data) * SIGMA + MEAN}))
+        for found, rounds in ((made[k], [t]), (made[K + k], [1, 2])):
+            p, e = (torch.cat([of[s] for s in rounds]) for of in (mine.Y, mine.Z))
+            logits.append(apart({"p": p.softmax(1)}, {"p": torch.from_numpy(found.logit)}))
+            embeddings.append(apart({"e": e}, {"e": torch.from_numpy(found.emb)}))
     yield Row("answers", "as it is", "synthetic images", furthest(told), True)
     yield Row("answers", "as it is", "probabilities on current and past images", furthest(logits), True)
-    said = f"as it is: {ANSWERED}"
-    yield Row("answers", said, "embeddings to come close to", furthest(embeddings), False)
+    yield Row("answers", "as it is", "docked embeddings of current and past images", furthest(embeddings), True)
 
 
 def buffer(on: Steps) -> Iterator[Row]:
@@ -804,22 +731,19 @@ def buffer(on: Steps) -> Iterator[Row]:
         for k in range(K):
             past = [(run.down(s, 1)[0].Dec, run.down(s, 1)[0].E[k]) for s in range(1, t)]
             whole.append(torch.cat([decode(Dec, e, run.world.shape, pixels=(MEAN, SIGMA)) for Dec, e in past]))
-        made = played_exchange(on, run, t, clients, adams(clients), {ANSWERED}, PRESET["T_FKE"], whole)
+        made = played_exchange(on, run, t, clients, adams(clients), whole)
         theirs, ours = len(made[K].fake_data), sum(len(y) for s, y in run.up(t, 1)[0].Y.items() if s < t)
         said = f"round {t}, as it is: {theirs} of {(t - 1) * N} rows; fedaudit {ours}"
-        yield Row("buffer", said, "past rows of a client that are reviewed", float(theirs - ours), theirs == ours)
+        yield Row("buffer", said, "past rows of a client that are reviewed", float(theirs - ours), True)
 
 
 def exchange(on: Steps) -> Iterator[Row]:
-    what, t = "clients' models after the exchange of round 2", 2
-    found, *_ = exchanged(on, on.in_order, t, {ANSWERED, TRAINED})
-    yield Row("exchange", "as it is", what, found, False)
-    for point in (ANSWERED, TRAINED):
-        found, *_ = exchanged(on, on.in_order, t, {point})
-        yield Row("exchange", f"all mended but: {point}", what, found, False)
-    for t in (1, 2):
-        found, *_ = exchanged(on, on.in_order, t, set())
-        what = f"clients' models after the exchange of round {t}"
+    for t in (1, 2, 3):
+        what = f"clients' models and docking layers after the exchange of round {t}"
+        if t == 2:
+            found, *_ = exchanged(on, on.in_order, t, resting=True)
+            yield Row("exchange", f"as it is: {RESTING}", what, found, False)
+        found, *_ = exchanged(on, on.in_order, t, resting=False)
         yield Row("exchange", "all mended", what, found, True)
 
 
@@ -862,8 +786,8 @@ def whole(on: Steps, mended: bool) -> float:
             more["client_data_loaders"] = plain_batches(run)
             made = l2g(args, clients, generator=generator, generator_optimizer=generator_optimizer, **more)
         else:
-            made = dock(on, run, at.t, clients)
-            decode_mixed(on, run, at.t, clients, generator, generator_optimizer, set())
+            made, students = dock(on, run, at.t, clients), more["knowledge_exchanged_clients"]
+            train_generator(on, run, at.t, clients, students, generator, generator_optimizer)
         found.append(
             apart({theirs_of(name): w for name, w in run.down(at.t, 1)[0].Dec.items()}, generator.state_dict())
         )
@@ -874,17 +798,11 @@ def whole(on: Steps, mended: bool) -> float:
         if not mended:
             sets = g2l(args, clients, data_banks=data_banks, **more)
         else:
-            past = [bank(run, at.t, k) for k in range(K)]
-            of = [torch.cat([e for e, *_ in rows]) for rows in more["client_emb_logit_loaders"]]
-            of += [e for _, e in past]
-            for client in clients:
-                client.docking.requires_grad_(False)
             if at.t > 1:  # fedaudit draws its rows in another order
                 data_banks = [Reordered(rows, run, at.t, k) for k, rows in enumerate(data_banks)]
-            with on.code.mended(FakeDataset=Sets(main.FakeDataset, of), DataLoader=ordered):
+            more["client_optimizers"] = adams(clients, Moving)
+            with on.code.mended(DataLoader=ordered):
                 sets = g2l(args, clients, data_banks=data_banks, **more)
-            for client in clients:
-                client.docking.requires_grad_(True)
         found.extend(apart(run.model(k, at.t) or {}, weights(clients[k])) for k in range(K))
         return sets
 
