@@ -278,6 +278,73 @@ def test_what_was_chosen_where(flat: str) -> None:
     assert f"{near['aug', 'aug_w']:.2f} against {near[('aug_w',)]:.2f} on the server alone, one seed" in flat
 
 
+def test_the_suite_makes_the_kept_runs_of_the_reading_on_fashion_mnist() -> None:
+    """Setting by setting; what is left are two seeds of FedDM, and the preset is the authors' with three things set."""
+    path = STUDY / "fedaf_authors_fmnist.toml"
+    made = [cell.model_dump(mode="json") | {"engine": "stacked"} for cell in read_suite(path).cells()]
+    made = [{key: value for key, value in cell.items() if key not in MACHINE} for cell in made]
+    runs = [json.loads(file.read_text()) for file in sorted((STUDY / "records" / "fedaf_authors_fmnist").glob("*"))]
+    assert [made.count(run["setting"]) for run in runs] == [1, 1, 1, 1]
+    told = {(run["commit"], run["status"], run["rounds_done"], run["versions"]["torch"]) for run in runs}
+    assert told == {("d71ced80", "done", 20, "2.11.0")}
+    left = [cell for cell in made if cell not in [run["setting"] for run in runs]]
+    assert sorted((cell["method"], cell["seed"]) for cell in left) == [("feddm", 1), ("feddm", 2)]
+    assert "FedAF has been run with three seeds, FedDM with seed 0 alone." in path.read_text()
+    ours = {"start": "single", "T_over": "batch", "lgkm_scale": "mean"}
+    plain = registry.find("fedaf").make({}, "authors-fashion-mnist").model_dump(mode="json")
+    had = runs[0]["hyper_parameters"]
+    assert {key for key in had if had[key] != plain[key]} == set(ours)
+    assert [plain[key] for key in ours] == ["average", "all", "sum"]
+
+
+def test_the_reading_of_cifar10_on_fashion_mnist(flat: str) -> None:
+    """Every figure of the section and of the first screen, from the four records."""
+    page, study = PAGE.read_text(), "fedaf_authors_fmnist"
+    (column,) = (c for c in published.find_table("fedaf", "1").column if c.name == "Fashion-MNIST, alpha 0.02")
+    told = column.figures
+    fedaf = [curve(kept(study, f"fedaf-{seed}")) for seed in range(3)]
+    feddm, one = curve(kept(study, "feddm-0")), best_of(kept(study, "feddm-0"))
+    tops, late = [max(of) for of in fedaf], [statistics.mean(of[-5:]) for of in fedaf]
+    ends = f"{listed([of[-1] for of in fedaf])} | {listed(late)}"
+    mean, deviation = told["fedaf"]
+    assert f"| FedAF | {mean:.2f} ± {deviation:.2f} | {listed(tops)} | {spread(tops)} | {ends} |" in page
+    wilson = f"{100 * one['accuracy']:.2f} [{100 * one['low']:.2f}, {100 * one['high']:.2f}]"
+    ends = f"{feddm[-1]:.2f} | {statistics.mean(feddm[-5:]):.2f}"
+    assert f"| FedDM, seed 0 alone | {told['feddm'][0]:.2f} ± {told['feddm'][1]:.2f} | {wilson} | - | {ends} |" in page
+    above, off = statistics.mean(tops) - mean, interval([top - mean for top in tops])
+    assert above > deviation, "outside the published deviation, upwards"
+    top = flat.partition(" ## ")[0]
+    assert f"On Fashion-MNIST it has {spread(tops)}, three seeds, 20 rounds. That is {above:.1f} above" in top
+    assert f"upwards: {off}." in top.replace(" points [", " [")
+    assert f"it is outside the spread: {above:.1f} above the mean, where the published deviation is {deviation}" in flat
+    assert (
+        f"no part in any choice, have {tops[1]:.2f} and {tops[2]:.2f}. With three seeds the distance is {off}" in flat
+    )
+    other = [curve(kept("fedaf_table1_fmnist", f"fedaf-{seed}")) for seed in range(3)]
+    gains = [a - max(b) for a, b in zip(tops, other, strict=True)]
+    later = [a - statistics.mean(b[-5:]) for a, b in zip(late, other, strict=True)]
+    assert (
+        f"not shown to be: {interval(gains)} in the best round, {interval(later)} in the mean of the last five" in flat
+    )
+    assert [gain > 0 for gain in (*gains, *later)] == [False, True, True] * 2, "seed 0 lower, the others higher"
+    first = [tops[0] - max(feddm), late[0] - statistics.mean(feddm[-5:])]
+    words = (
+        f"both in this reading, is {first[0]:+.2f} in the best round and {first[1]:+.2f} in the mean of the last five"
+    )
+    assert f"{words}, where {mean - told['feddm'][0]:+.2f} are published. That is one seed: no verdict" in flat
+    done = sorted(map(len, curves("fedaf")))
+    assert f"that of CIFAR-10 (there after {done[0]} to {done[-1]} rounds)" in top
+    assert f"within the published deviation after {done[0]} to {done[-1]} of 20 rounds, here it is above it" in flat
+    minutes = [kept(study, f"fedaf-{seed}")["minutes"] for seed in range(3)]
+    took = f"{min(minutes):.0f} to {max(minutes):.0f} minutes a seed of FedAF, "
+    assert f"{took}{kept(study, 'feddm-0')['minutes']:.0f} of FedDM" in flat
+    assert f"Two more take {kept(study, 'feddm-0')['minutes']:.0f} minutes each" in flat
+    cells = (ROOT / "docs" / "results" / "README.md").read_text()
+    assert f"| 87.53 ± 0.32 | {spread(tops)} | 0, 1, 2 / 20 of 20" in cells
+    assert f"outside the spread, in another setting: {above:.1f} above; the three seeds lie further apart" in cells
+    assert f"from the published mean is {off.partition(' ')[2]} |" in cells
+
+
 def test_the_times_on_the_page_on_speed() -> None:
     text = " ".join((ROOT / "docs" / "results" / "speed.md").read_text().split())
     runs = json.loads(SPEED.read_text())["runs"]

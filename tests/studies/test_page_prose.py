@@ -53,6 +53,7 @@ def test_fedafs_gate_in_words() -> None:
 
 
 IMAGE_STUDIES = (
+    "authors_fmnist",
     "best",
     "gate",
     "gate_cifar10",
@@ -76,41 +77,48 @@ def test_how_fedafs_readings_were_chosen_and_what_they_share() -> None:
     assert {run["hyper_parameters"]["T_over"] for run in digits} == {"all"}
     assert 'Eq. 13 over all images (`T_over = "all"`) was run on digits alone' in text
     assert 'Every run of FedAF in this section takes Eq. 13 over the mini-batch (`T_over = "batch"`)' in text
-    whole = [run["hyper_parameters"] for study, run in fedaf if "table1" in study]
+    chosen = ("table1_cifar10", "table1_fmnist", "authors_fmnist")  # three seeds of a reading that was chosen before
+    whole = [run["hyper_parameters"] for study, run in fedaf if study in chosen]
     assert {(of["start"], of["lgkm_scale"]) for of in whole} == {("single", "mean")}
     shared = (
         "Both start images as single records, against Section 5.1, divide Eq. 15, and take Eq. 13 over the mini-batch"
     )
     assert shared in text
-    tried = [run["setting"] for study, run in fedaf if "table1" not in study]
+    tried = [run["setting"] for study, run in fedaf if study not in chosen]
     assert {setting["seed"] for setting in tried} == {0}
     on = [sum(setting["dataset"] == data for setting in tried) for data in ("fashion-mnist", "cifar10")]
     assert f"on Fashion-MNIST among {on[0]} kept runs of FedAF, on CIFAR-10 among {on[1]} of six rounds" in text
 
 
-def test_no_reading_of_fedaf_stands_on_both_data_sets() -> None:
-    """Fashion-MNIST's is far from the published 65.15 on CIFAR-10, and the other one was never run on Fashion-MNIST."""
+def test_one_reading_of_fedaf_reaches_its_figure_on_both_data_sets() -> None:
+    """Fashion-MNIST's is far from the published 65.15 on CIFAR-10; CIFAR-10's is above the 87.53 of Fashion-MNIST."""
 
     def reading(run: Run) -> dict[str, Any]:
         left_out = ("lambda_loc", "lambda_glob", "eta_S")  # the paper's, for each data set
         return {key: value for key, value in run["hyper_parameters"].items() if key not in left_out}
 
     def whole(study: str) -> Run:
-        found: Run = json.loads(of_study(f"records/fedaf_table1_{study}/fedaf-0.json").read_text())
+        found: Run = json.loads(of_study(f"records/fedaf_{study}/fedaf-0.json").read_text())
         return found
 
-    fashion, cifar = whole("fmnist"), whole("cifar10")
+    fashion, cifar, twin = (whole(study) for study in ("table1_fmnist", "table1_cifar10", "authors_fmnist"))
     (base,) = (run for run in runs("fedaf_gate_cifar10") if reading(run) == reading(fashion))
     assert max(curve(base)) < 65.15 - 15
+    units = {key for key, value in reading(twin).items() if reading(cifar)[key] != value}
+    assert units == {"sigma_x", "aug_fill", "aug_sigma"}, "but for the pixels of the data set it is CIFAR-10's reading"
     on_fashion = [reading(run) for study in IMAGE_STUDIES for run in runs(f"fedaf_{study}")
-                  if (run["setting"]["method"], run["setting"]["dataset"]) == ("fedaf", "fashion-mnist")]  # fmt: skip
+                  if study != "authors_fmnist"
+                  and (run["setting"]["method"], run["setting"]["dataset"]) == ("fedaf", "fashion-mnist")]  # fmt: skip
     assert reading(fashion) in on_fashion
-    assert all(reading(cifar)[key] not in [of.get(key) for of in on_fashion] for key in ("clamp", "aug_fill"))
+    for key in ("clamp", "aug_fill", "aug_w"):  # what was tried on Fashion-MNIST before has them otherwise
+        assert reading(twin)[key] not in [of.get(key) for of in on_fashion], key
+    assert {"single", "mean"} <= {of[key] for of in on_fashion for key in ("start", "lgkm_scale") if key in of}
+    tops = [max(curve(run)) for run in runs("fedaf_authors_fmnist") if run["setting"]["method"] == "fedaf"]
+    assert statistics.mean(tops) > 87.53 + 0.32
     text = page("fedaf")
-    assert (
-        "The reading chosen on Fashion-MNIST fails on CIFAR-10; the one chosen on CIFAR-10 was not run on Fashion"
-        in text
-    )
+    assert "**One reading reaches the published figure on both data sets**, that of CIFAR-10 (there after" in text
+    assert "The reading chosen on Fashion-MNIST fails on CIFAR-10." in text
+    assert "the start of images and Eq. 15 were chosen on Fashion-MNIST itself" in text
 
 
 def test_the_older_rows_of_fedaf_say_what_is_not_the_papers() -> None:

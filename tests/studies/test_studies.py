@@ -67,6 +67,8 @@ def flat(values, within=""):
         ("dfrd/dfrd_scratch_cnn", "dfrd_scratch_cnn", True),
         ("dfrd/dfrd_scratch_fmnist", "dfrd_scratch_fmnist", True),
         ("dfrd/dfrd_table1_fmnist", "dfrd_table1_fmnist", True),
+        ("fedaf/fedaf_authors_fmnist", "fedaf_authors_fmnist", False),
+        ("fedzge/fedzge_table2_cifar10", "fedzge_central_cifar10", False),
     ],
 )
 def test_a_suite_still_makes_the_older_runs_of_its_page(suite, records, whole):

@@ -12,14 +12,19 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-WAYS = {"printed": "FedZGE", "real": "real images in place of x^", "central": "all records in one place"}
+WAYS = {
+    "printed": "FedZGE",
+    "real": "real images in place of x^",
+    "central": "all records in one place",
+    "cosine": "all records in one place, falling rate",
+}
 BATCHES = "test batch statistics"
 AGREEMENT = "agreement of e with y^"
 
 
 def kept(way: str) -> list[dict[str, Any]]:
     """Return the kept runs of a way, by seed."""
-    folder = "fedzge_central_cifar10" if way == "central" else "fedzge_table2_cifar10"
+    folder = "fedzge_central_cifar10" if way in ("central", "cosine") else "fedzge_table2_cifar10"
     runs = [json.loads(file.read_text()) for file in (HERE / "records" / folder).glob(f"{way}-*.json")]
     return sorted(runs, key=lambda run: run["setting"]["seed"])
 
