@@ -511,7 +511,7 @@ class DFFKE(FKE):
         in fewer passes where there are more of them.
         """
         past, current = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
-        passes = [max(1, round(self.T_FKE * n / max(m, 1))) for m, n in zip(past, current, strict=True)]
+        passes = [max(1, round(self.T_FKE * n / (m or n))) for m, n in zip(past, current, strict=True)]
         first = [self.T_FKE] * (len(turns.sizes) - len(sizes))  # own records
         return Turns(turns.sizes, turns.by, (*first, *passes, *[self.T_FKE] * len(current)))
 

@@ -384,6 +384,7 @@ def test_past_rows_have_as_many_steps_as_current_ones():
     sizes = (14, 7, 7, 7)
     assert method.in_all_epochs(Turns((6, *sizes)), sizes) == Turns((6, *sizes), "step", (2, 1, 2, 2, 2))
     assert method.in_all_epochs(Turns(sizes), sizes).times == (1, 2, 2, 2)
+    assert method.in_all_epochs(Turns((0, 7)), (0, 7)).times == (2, 2), "an empty part has no turn"
     assert DFFKE(T_FKE=1, batches="peer", reviewed=2).in_all_epochs(Turns(sizes), sizes).times == (1, 1, 1, 1)
 
 
