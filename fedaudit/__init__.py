@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from fedaudit.setting import Setting
     from fedaudit.suite.scheduler import audit
     from fedaudit.training.augment import Augment
-    from fedaudit.training.fit import Opt, Turns, adam, sgd
+    from fedaudit.training.fit import Opt, Running, Turns, adam, sgd
     from fedaudit.training.forward import in_chunks
     from fedaudit.training.losses import ce, kl
     from fedaudit.training.stacked.networks import Many, answers
@@ -84,7 +84,7 @@ _NAMES = {
     "setting": "Setting",
     "suite.scheduler": "audit",
     "training.augment": "Augment",
-    "training.fit": "Opt Turns adam sgd",
+    "training.fit": "Opt Running Turns adam sgd",
     "training.forward": "in_chunks",
     "training.losses": "ce kl",
     "training.stacked.networks": "Many answers",

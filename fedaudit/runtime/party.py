@@ -427,7 +427,7 @@ class Client(Party):
         `beside`: what fixed models compute for each record, computed once; the loss gets it after the record's own
         rows. Such a function looks at one record at a time (a model in evaluation mode), so that DP-SGD still bounds
         what a record can do. In a private training it is given the records one at a time.
-        `augment`: what makes other images of each batch. `beside` and `until` see the records as they are.
+        `augment`: what makes other images of each batch. `beside` and a function `until` see the records as they are.
         """
         options: dict[str, Any] = {"opt": opt, "batch": batch, "epochs": epochs, "steps": steps, "given": given}
         options["augment"] = augment

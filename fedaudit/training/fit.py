@@ -30,10 +30,58 @@ from fedaudit.training.cuda_graphs import Recording, precision, record_giving_ba
 from fedaudit.training.plain_optimisers import Optimiser, plain_optimiser
 
 Loss = Callable[..., Tensor]
-Until = Callable[..., bool]
 Norms = Literal["batch", "running"]
 Schedule = Literal["constant", "cosine"]
 OFTEN = 4  # an unusual batch size is recorded once it has come so many times
+CHUNK = 1000  # rows that are scored at once before training
+
+
+@dataclass(frozen=True)
+class Running:
+    """Ends a training by its running score: after the epoch whose mean score is above the goal.
+
+    The loss returns two columns then, (n, 2). The first is minimised. The second is a score of each row, 0 or 1, which
+    counts as it was before the step on that row. If the model has a mean score of at least the goal before the first
+    epoch, in evaluation mode and with each row augmented once, it is not trained.
+    """
+
+    goal: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.goal <= 1:
+            raise ContractError(f"Running(goal={self.goal}): the mean of scores lies in [0, 1]. Give a goal in there.")
+
+    def passed(self, total: Tensor, seen: int) -> bool:
+        """Return whether an epoch has passed the goal, by its sums of losses and of scores over the rows it saw."""
+        return float(total[1]) / seen > self.goal
+
+    def reached(
+        self, model: nn.Module, loss: Loss, rows: Sequence[Tensor], *, rng: torch.Generator,
+        given: Mapping[str, Any], augment: Augmentation | None,
+    ) -> bool:  # fmt: skip
+        """Return whether a model has reached the goal before it is trained.
+
+        An augmentation draws its numbers for all rows at once.
+        """
+        n, was_training = len(rows[0]), model.training
+        u = None if augment is None else augment.draw(n, rng)
+        hits = torch.zeros((), device=rows[0].device)
+        model.eval()
+        try:
+            for at in range(0, n, CHUNK):
+                part = [row[at : at + CHUNK] for row in rows]
+                if augment is not None and u is not None:
+                    part[0] = augment(part[0], u[at : at + CHUNK])
+                with torch.no_grad(), precision(rows[0].device):
+                    value = loss(Live(model), *part, **given)
+                check_value(value, len(part[0]), loss, True, scored=True)
+                hits += value[:, 1].sum()
+        finally:
+            model.train(was_training)
+        return float(hits) / n >= self.goal
+
+
+Until = Callable[..., bool] | Running
 
 
 @dataclass(frozen=True)
@@ -201,10 +249,11 @@ def fit(
 ) -> Fitted:
     """Minimise the mean of `loss` over `rows`, for so many epochs or steps, or until `until(f, *rows)` is true.
 
-    `until` is asked after each epoch. `turns` says that the rows are parts that take turns. `norms` is "batch" or
-    "running". With "batch", a batch norm takes its statistics from the batch and keeps their running mean, as usual in
-    training. With "running", it uses the running statistics as they are and does not change them. `augment` makes other
-    images of each batch's first rows; `until` sees the rows as they are.
+    `until` is asked after each epoch. It may be a `Running` score instead of a function. `turns` says that the rows are
+    parts that take turns. `norms` is "batch" or "running". With "batch", a batch norm takes its statistics from the
+    batch and keeps their running mean, as usual in training. With "running", it uses the running statistics as they are
+    and does not change them. `augment` makes other images of each batch's first rows; a function `until` sees the rows
+    as they are.
     """
     n = check_rows(rows)
     if turns is not None and sum(turns.sizes) != n:
@@ -212,6 +261,7 @@ def fit(
             f"fit: the parts that take turns have {turns.sizes} rows, the data {n}. Make the sizes sum to this number."
         )
     check_pure(loss)
+    running = running_score(until, separable)
     if (epochs is None) == (steps is None):
         raise ContractError("fit: give either epochs or steps, and not both.")
     if (epochs or steps or 0) < 0:
@@ -223,11 +273,11 @@ def fit(
     parameters = [p for p in model.parameters() if p.requires_grad]
     optimiser = opt.build(parameters)
     was_training = model.training
+    stop = running is not None and running.reached(model, loss, rows, rng=rng, given=given, augment=augment)
     train_mode(model, norms)
     done_epochs = done_steps = 0
-    total = torch.zeros((), device=rows[0].device)
+    total = torch.zeros(() if running is None else 2, device=rows[0].device)
     seen = n
-    stop = False
     planned = steps if steps is not None else (epochs or 0) * -(-n // batch)
     gradient = _Gradient(model, loss, f, given, separable, total, min(batch, n), planned)
     while not stop and (done_epochs < epochs if epochs is not None else done_steps < (steps or 0)):
@@ -243,18 +293,21 @@ def fit(
             if done_steps == steps:
                 break
         done_epochs += 1
-        if until is not None:
+        if isinstance(until, Running):
+            stop = until.passed(total, seen)
+        elif until is not None:
             model.eval()
             with torch.no_grad():
                 stop = bool(until(f, *rows))
             train_mode(model, norms)
     model.train(was_training)
-    return Fitted(done_epochs, done_steps, float(total) / max(seen, 1))
+    return Fitted(done_epochs, done_steps, float(total if running is None else total[0]) / max(seen, 1))
 
 
 class _Gradient:
     """Writes the gradient of a batch's mean loss into the parameters.
 
+    Losses are summed up in `total`. A total of two numbers is that of losses and of scores (see `Running`).
     On a GPU the computation is recorded, once for each batch size that comes often: the usual one, and that of an
     epoch's last batch.
     """
@@ -264,6 +317,7 @@ class _Gradient:
         usual: int, planned: int,
     ):  # fmt: skip
         self._loss, self._f, self._given, self._separable, self._total = loss, f, given, separable, total
+        self._scored = total.dim() > 0
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._usual, self._planned, self._records = usual, planned, recordable(model, total.device, planned)
         self._buffers = list(model.buffers())
@@ -303,9 +357,13 @@ class _Gradient:
         with precision(rows[0].device):
             value = self._loss(self._f, *rows, **self._given)
         n = len(rows[0])
-        check_value(value, n, self._loss, self._separable)
+        check_value(value, n, self._loss, self._separable, self._scored)
         for p in self._parameters:
             p.grad = None
+        if self._scored:
+            value[:, 0].mean().backward()
+            self._total += value.detach().sum(0)
+            return [p.grad for p in self._parameters]
         value.mean().backward()
         self._total += value.detach().sum() if self._separable else value.detach().mean() * n
         return [p.grad for p in self._parameters]
@@ -330,8 +388,25 @@ def check_rows(rows: Sequence[Tensor]) -> int:
     return sizes.pop()
 
 
-def check_value(value: Tensor, n: int, loss: Loss, separable: bool) -> None:
-    if separable and value.shape != (n,):
+def running_score(until: Until | None, separable: bool) -> Running | None:
+    """Return the running score that ends a training; None if none does. Refuse one of a loss without rows."""
+    if not isinstance(until, Running):
+        return None
+    if not separable:
+        raise ContractError(
+            "fit: a loss that does not separate over rows (separable=False) has no score of each row, by which "
+            "until=Running(...) ends a training. Give a loss of two columns per row, or a function as until."
+        )
+    return until
+
+
+def check_value(value: Tensor, n: int, loss: Loss, separable: bool, scored: bool = False) -> None:
+    if scored and value.shape != (n, 2):
+        raise ContractError(
+            f"The loss {_name(loss)} returned the shape {tuple(value.shape)} for {n} rows; with until=Running(...) it "
+            f"must give two columns, {(n, 2)}: what is minimised, and the score of each row."
+        )
+    if not scored and separable and value.shape != (n,):
         raise ContractError(
             f"The loss {_name(loss)} returned the shape {tuple(value.shape)} for {n} rows; it must give one value per "
             'row (reduction="none"). If it does not separate over rows, call fit(..., separable=False).'

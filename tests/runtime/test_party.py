@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Augment, State, Up, ce, freeze, private, run, sgd
+from fedaudit import Augment, Running, State, Up, ce, freeze, private, run, sgd
 from fedaudit.errors import ContractError, NotApplicable, PrivacyError
 from fedaudit.privacy import dpsgd
 from fedaudit.privacy.ledger import LedgerEntry
@@ -539,8 +539,9 @@ def test_steps_of_a_private_training_that_fails_are_paid_for(made, privately):
 
 def test_what_dp_sgd_cannot_account_for_is_refused(privately):
     client = privately(lambda job: ("fitted", "entry"))
-    with pytest.raises(PrivacyError, match="stops training by looking at its records"):
-        client._fit_private(client.model, ce, ROWS, lambda f, x, y: True, True, OPTIONS)
+    for until in (lambda f, x, y: True, Running(0.5)):
+        with pytest.raises(PrivacyError, match="stops training by looking at its records"):
+            client._fit_private(client.model, ce, ROWS, until, True, OPTIONS)
     with pytest.raises(NotApplicable, match="does not separate over records"):
         client._fit_private(client.model, ce, ROWS, None, False, OPTIONS)
     assert (client.spent, client.entries) == ({}, [])

@@ -12,9 +12,11 @@ from torch.nn.functional import cross_entropy
 
 from fedaudit.errors import ContractError
 from fedaudit.training import fit as module
+from fedaudit.training.augment import Augment
 from fedaudit.training.fit import (
     Fitted,
     Opt,
+    Running,
     Turns,
     adam,
     batches,
@@ -369,6 +371,123 @@ def test_until_is_asked_in_evaluation_and_without_gradients():
     )  # fmt: skip
     assert told == [*((True, False, True, n) for n in (8, 8, 5)), (False, False, False, 21)] * 2
     assert (done.epochs, done.steps, f.training) == (2, 6, True)
+
+
+def scored(f, x, y):
+    """The cross-entropy of each row, and whether its label is right."""
+    out = f(x)
+    return torch.stack([cross_entropy(out, y, reduction="none"), (out.argmax(1) == y).to(out.dtype)], 1)
+
+
+def convolution():
+    torch.manual_seed(0)
+    layers = nn.Conv2d(1, 3, 3, padding=1), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(48, 3)
+    return nn.Sequential(*layers).double().eval()
+
+
+def images():
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(21, 1, 4, 4, generator=g, dtype=torch.float64), torch.randint(3, (21,), generator=g)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(crop=1, flip=True)])
+def test_a_running_score_ends_a_training_as_in_a_loop_written_out(augment):
+    """Hits count in training mode, on the images that are stepped on, each batch before its step."""
+    (x, y), f, g, goal = images(), convolution(), convolution(), 0.7
+    opt, own = sgd(0.1, momentum=0.5), torch.Generator().manual_seed(7)
+    done = fit(f, scored, (x, y), opt=opt, batch=8, epochs=50, rng=own, until=Running(goal), augment=augment)
+    rng = torch.Generator().manual_seed(7)
+
+    def seen(rows):
+        return rows if augment is None else augment(rows, augment.draw(len(rows), rng))
+
+    assert (g(seen(x)).argmax(1) == y).double().mean() < goal
+    optimiser, epochs, hits, otherwise = opt.build(list(g.parameters())), 0, 0, []
+    while hits <= goal * 21:
+        epochs, hits, total = epochs + 1, 0, 0.0
+        g.train()
+        order = torch.randperm(21, generator=rng)
+        for index in order.split(8):
+            out = g(seen(x[index]))
+            hits += (out.argmax(1) == y[index]).sum().item()
+            loss = cross_entropy(out, y[index])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            total += loss.item() * len(index)
+        otherwise.append((g.eval()(x).argmax(1) == y).double().mean() > goal)
+    assert (done.epochs, done.steps) == (epochs, 3 * epochs)
+    assert [*otherwise, True].index(True) != epochs - 1, "the accuracy after an epoch would end it at another one"
+    for mine, theirs in zip(f.state_dict().values(), g.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=0)
+    assert done.loss == pytest.approx(total / 21, rel=1e-5)
+    assert torch.equal(own.get_state(), rng.get_state()), "it drew as much"
+    assert not f.training
+
+
+class Halves(nn.Module):
+    """Gives half of its rows in evaluation."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.w * (x if self.training else x / 2)
+
+
+def above_one(f, x):
+    out = f(x)
+    return torch.stack([out, (out > 1).to(out.dtype)], 1)
+
+
+@pytest.mark.parametrize(
+    ("goal", "epochs"),
+    [(0.25, 0), (0.26, 1), (0.74, 1), (0.75, 3)],
+    ids=["just reached before", "missed before", "passed", "just reached"],
+)
+def test_a_goal_is_reached_before_training_and_has_to_be_passed_in_it(goal, epochs):
+    """One row of four is above 1 in evaluation, three are in training. No step changes anything."""
+    f, rows = Halves(), (torch.tensor([1.0, 1.5, 2.0, 2.5]),)
+    done = fit(f, above_one, rows, opt=sgd(0.0), batch=3, epochs=3, rng=torch.Generator(), until=Running(goal))
+    assert (done.epochs, f.training) == (epochs, True)
+
+
+@pytest.mark.parametrize("augment", [None, Augment(flip=True)])
+def test_a_model_that_has_reached_its_goal_is_left_as_it_is(augment, monkeypatch):
+    """It sees all rows once, in parts and in evaluation, and nothing else is drawn than their augmentation."""
+    monkeypatch.setattr(module, "CHUNK", 8)
+    f, rng, drawn = convolution().train(), torch.Generator(), torch.Generator()
+    before = {name: t.clone() for name, t in f.state_dict().items()}
+    told = []
+    f.register_forward_hook(lambda _, of, out: told.append((f.training, torch.is_grad_enabled(), of[0])))
+    (x, y), options = images(), {"opt": sgd(0.1), "batch": 4, "epochs": 3, "rng": rng, "augment": augment}
+    assert fit(f, scored, (x, y), until=Running(0.0), **options) == Fitted(0, 0, 0.0)
+    assert [(*of, len(part)) for *of, part in told] == [(False, False, n) for n in (8, 8, 5)]
+    shown = x if augment is None else augment(x, augment.draw(21, drawn))
+    assert torch.equal(torch.cat([part for *_, part in told]), shown)
+    assert torch.equal(rng.get_state(), drawn.get_state())
+    assert all(torch.equal(t, before[name]) for name, t in f.state_dict().items())
+    assert f.training
+
+
+def test_a_running_score_needs_a_loss_with_scores():
+    options = {"opt": sgd(0.1), "batch": 8, "epochs": 1, "rng": torch.Generator()}
+
+    def wide(f, x, y):
+        return scored(f, x, y)[:, [0, 1, 1]]
+
+    for loss, shape in ((ce, r"\(21,\)"), (wide, r"\(21, 3\)")):
+        with pytest.raises(ContractError, match=rf"returned the shape {shape} for 21 rows; .* two columns, \(21, 2\)"):
+            fit(model(), loss, rows(), until=Running(0.5), **options)
+    with pytest.raises(ContractError, match=r"returned the shape \(8, 2\) for 8 rows; it must give one value per row"):
+        fit(model(), scored, rows(), until=lambda f, x, y: True, **options)
+    with pytest.raises(ContractError, match=r"does not separate over rows .* has no score of each row"):
+        fit(model(), scored, rows(), until=Running(0.5), separable=False, **options)
+    for goal in (98, -0.1, float("nan")):
+        with pytest.raises(ContractError, match=r"Running\(goal=.*Give a goal in there"):
+            Running(goal)
+    assert [Running(goal).goal for goal in (0.0, 1.0)] == [0.0, 1.0]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def others(case: str) -> list[Job]:
         pytest.param("batch norm left alone", marks=pytest.mark.long),
         pytest.param("own numbers of epochs", marks=pytest.mark.long),
         pytest.param("until", marks=pytest.mark.long),
+        pytest.param("running", marks=pytest.mark.long),
         pytest.param("does not separate", marks=pytest.mark.long),
     ],
 )

@@ -40,7 +40,9 @@ def apart(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if CASES[name]["arch"] != "mlp"] + ["given", "until"])
+@pytest.mark.parametrize(
+    "case", [name for name in CASES if CASES[name]["arch"] != "mlp"] + ["given", "until", "running"]
+)
 def test_each_ends_as_it_would_alone(case: str, apart: list[int]) -> None:
     together, before = (make(counts=COUNTS, **CASES[case]) for _ in range(2))
     found, (alone, wanted) = fit_together(together), trained(case)

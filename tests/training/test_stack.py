@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, held_out, make, mirrored, trained
+from jobs import CASES, COUNTS, distance, held_out, make, mirrored, scored, trained, until_fits
 from torch import Tensor, nn
 
 from fedaudit import adam
+from fedaudit.errors import ContractError
 from fedaudit.training import cuda_graphs
-from fedaudit.training.fit import Opt, Turns
+from fedaudit.training.fit import Opt, Running, Turns
 from fedaudit.training.stacked import mapped_loss, stack, stackable, steppers
 from fedaudit.training.stacked.given import stacked_given
 from fedaudit.training.stacked.mapped_loss import _Picks
@@ -67,6 +68,48 @@ def test_until_ends_the_models_at_different_times() -> None:
     """Else the cases above would not show that a model leaves the stack alone."""
     for case in ("until", "until with batch norm"):
         assert len({fitted.epochs for fitted in trained(case)[1]}) > 1
+    for case in ("running", "running, augmented, batch norm"):
+        epochs = [fitted.epochs for fitted in trained(case)[1]]
+        assert len(set(epochs)) > 2
+        assert epochs.count(0) == 1, "one has reached its goal before"
+        assert max(epochs) < CASES[case]["epochs"]
+
+
+def test_a_running_score_is_one_of_all_models_of_a_stack_or_of_none() -> None:
+    a, b, plain, by_function = (
+        *make("mlp", [9, 9], loss=scored, each=lambda i, m: {"until": Running(0.1 * i)}),
+        *make("mlp", [9], loss=scored),
+        *make("mlp", [9], loss=scored, until=until_fits),
+    )
+    assert why_not([a, b]) is None, "their goals may differ"
+    for other in (plain, by_function):
+        for pair in ([a, other], [other, a]):
+            assert why_not(pair) == "one of them ends by its running score, and the other does not"
+    assert why_not([plain, by_function]) is None
+    (together,) = make("mlp", [9], loss=scored, until=Running(0.5), separable=False)
+    assert stackable.never_stacked(together) == "its training is refused"
+    with pytest.raises(ContractError, match="has no score of each row"):
+        fit_together([together])
+    opt = Opt(torch.optim.RMSprop, {"lr": 0.1})
+    assert "different numbers" in why_not(make("mlp", [9, 9], loss=scored, until=Running(0.5), opt=opt))
+
+
+def test_a_running_score_is_looked_at_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look waits for the device. Nothing is written into the models before the end."""
+    looks: list[int] = []
+    passed = Running.passed
+    monkeypatch.setattr(Running, "passed", lambda self, *of: looks.append(1) or passed(self, *of))
+    monkeypatch.setattr(stack.Stack, "write", None)
+    found = fit_together(make(counts=COUNTS, **CASES["running"]))
+    assert len(looks) == sum(fitted.epochs for fitted in found)
+
+
+def test_a_compiled_loss_with_scores_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+    jobs = [*make("mlp", [9], loss=scored), *make("mlp", [9, 9], loss=scored, until=Running(0.5))]
+    plain, one, other = (mapped_loss.mapped_loss(job, {}, compile=True, several=True) for job in jobs)
+    assert one is other
+    assert one is not plain
 
 
 def test_unequal_models_with_batch_norm_take_their_steps_together(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from fedaudit.training.cuda_graphs import (
     halves,
 )
 from fedaudit.training.fit import (
+    Running,
     check_value,
+    running_score,
 )
 from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
@@ -36,7 +38,9 @@ from fedaudit.training.stacked.steppers import Tensors
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job
 
-Mapped = Callable[..., tuple[Tensor, Tensor]]  # parameters, other tensors, rows, given -> mean and sum of each model
+# Parameters, other tensors, rows, given -> mean loss and sum of losses of each model. With a running score the sum has
+# two numbers, of losses and of scores.
+Mapped = Callable[..., tuple[Tensor, Tensor]]
 
 
 class MappedLoss:
@@ -47,6 +51,7 @@ class MappedLoss:
 
     def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False):
         self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        self._scored = running_score(job.option("until"), self._separable) is not None
         self.apart = apart
         if stackable.on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
@@ -112,7 +117,12 @@ class MappedLoss:
         else:
             with _PICKS[self.products]:
                 value = self._loss(f, *rows, **given)
-        check_value(value, len(rows[0]), self._loss, self._separable)
+        check_value(value, len(rows[0]), self._loss, self._separable, self._scored)
+        if self._scored:
+            both = value.detach() if mask is None else torch.where(mask[:, None], value.detach(), 0.0)
+            value = value[:, 0]
+            mean = value.mean() if mask is None else torch.where(mask, value, 0.0).sum() / mask.sum()
+            return mean, both.sum(0)
         if mask is not None:
             value = torch.where(mask, value, 0.0)
             return value.sum() / mask.sum(), value.detach().sum()
@@ -169,7 +179,8 @@ def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool, apart: 
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # hooks come and go
     if not compile or hooked or apart:
         return MappedLoss(job, given_dims, False, several, apart)
-    how = given_dims, job.option("separable", True), job.option("norms", "batch")
+    scored = isinstance(job.option("until"), Running)
+    how = given_dims, job.option("separable", True), job.option("norms", "batch"), scored
     key = repr((job.structure, how, several)), job.loss
     if key not in compiled_losses:
         compiled_losses[key] = MappedLoss(job, given_dims, True, several)

@@ -44,6 +44,7 @@ from fedaudit.training.fit import (
     Fitted,
     Live,
     Loss,
+    Running,
     batches,
     fit,
     train_mode,
@@ -185,15 +186,16 @@ def build(jobs: Sequence[Job], how: Stepper, apart: bool = False) -> Stack:
         whole = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
     params = {name: whole.pop(name) for name in trained}
     given, dims = stacked_given([job.option("given") or {} for job in jobs])
-    total = torch.zeros(len(jobs), device=jobs[0].rows[0].device)
+    scored = isinstance(jobs[0].option("until"), Running)
+    total = torch.zeros((len(jobs), 2) if scored else len(jobs), device=jobs[0].rows[0].device)
     return Stack(params, whole, how.state(params), given, dims, total)
 
 
 class _Course:
     """Tracks how far one job has come. Its own generator says which rows are next, as in `fit`."""
 
-    def __init__(self, job: Job, stop: Callable[[], bool], begin: Callable[[], None]):
-        self.job, self._stop, self._begin = job, stop, begin
+    def __init__(self, job: Job, skip: Callable[[], bool], stop: Callable[[], bool], begin: Callable[[], None]):
+        self.job, self._skip, self._stop, self._begin = job, skip, stop, begin
         self.epochs = self.steps = 0
         self.seen = len(job.rows[0])
         self._next = self._run()
@@ -210,7 +212,7 @@ class _Course:
 
     def _run(self) -> Iterator[Tensor]:
         n, epochs, steps = len(self.job.rows[0]), self.job.option("epochs"), self.job.option("steps")
-        stop = False
+        stop = self._skip()
         while not stop and (self.epochs < epochs if epochs is not None else self.steps < steps):
             if self.epochs:
                 self._begin()
@@ -309,7 +311,8 @@ class _Fitting:
         self.offsets = sizes.cumsum(0)[:-1].to(self.device)[:, None]
         self.known: dict[tuple[int, ...], Tensor] = {}
         self.modes = [job.model.training for job in self.jobs]
-        self.before = {i: _copies(job.model) for i, job in enumerate(self.jobs) if job.option("until") is not None}
+        looks = [i for i, job in enumerate(self.jobs) if not isinstance(job.option("until"), Running | None)]
+        self.before = {i: _copies(self.jobs[i].model) for i in looks}
         compile = (compile or compiles()) and stackable.on_gpu(first.rows)
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1, apart)
         self.usual = max(job.batch for job in self.jobs)
@@ -324,8 +327,9 @@ class _Fitting:
         self.mask_all = self.fills and (self.records or compile)  # one shape for all
         self.ended: dict[int, Tensors] = {}
         self.totals: dict[int, Tensor] = {}
+        partial = functools.partial
         self.courses = [
-            _Course(job, functools.partial(self._stops, i), functools.partial(self._begin, i))
+            _Course(job, partial(self._skips, i), partial(self._stops, i), partial(self._begin, i))
             for i, job in enumerate(self.jobs)
         ]
 
@@ -549,10 +553,19 @@ class _Fitting:
     def _begin(self, i: int) -> None:
         self.stack.total[self.slots.index(i)].zero_()
 
+    def _skips(self, i: int) -> bool:
+        job = self.jobs[i]
+        until, given = job.option("until"), job.option("given") or {}
+        return isinstance(until, Running) and until.reached(
+            job.model, job.loss, job.rows, rng=job.rng, given=given, augment=job.option("augment")
+        )
+
     def _stops(self, i: int) -> bool:
         until, model = self.jobs[i].option("until"), self.jobs[i].model
         if until is None:
             return False
+        if isinstance(until, Running):
+            return until.passed(self.stack.total[self.slots.index(i)], self.courses[i].seen)
         self.stack.write(self.slots.index(i), model)
         model.eval()
         with torch.no_grad():
@@ -601,7 +614,8 @@ class _Fitting:
         found: dict[int, Fitted] = {}
         for i, job in enumerate(self.jobs):
             _write(job.model, self.ended[i])
-        losses = torch.stack([self.totals[i] for i in range(len(self.jobs))]).tolist()
+        totals = torch.stack([self.totals[i] for i in range(len(self.jobs))])
+        losses = totals.view(len(totals), -1)[:, 0].tolist()  # beside them there may be scores
         for i, course in enumerate(self.courses):
             found[self.order[i]] = Fitted(course.epochs, course.steps, losses[i] / max(course.seen, 1))
         return [found[i] for i in range(len(self.jobs))]

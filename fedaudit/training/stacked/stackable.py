@@ -15,8 +15,10 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 from fedaudit.errors import ContractError
 from fedaudit.training.augment import treats_rows_alone
 from fedaudit.training.fit import (
+    Running,
     check_pure,
     check_rows,
+    running_score,
 )
 from fedaudit.training.stacked.given import stacked_given
 from fedaudit.training.stacked.masked_norms import maskable
@@ -70,6 +72,7 @@ def never_stacked(job: Job) -> str | None:
     try:
         check_rows(job.rows)
         check_pure(job.loss)
+        running_score(job.option("until"), job.option("separable", True))
     except ContractError:
         return "its training is refused"  # trained alone, it raises the error that says why
     how = stepper(job.option("opt"))
@@ -104,6 +107,8 @@ def unlike(a: Job, b: Job) -> str | None:
     options = {"opt": None, "separable": True, "norms": "batch", "augment": None}
     if any(a.option(name, default) != b.option(name, default) for name, default in options.items()):
         return "their optimisers or options differ"
+    if isinstance(a.option("until"), Running) != isinstance(b.option("until"), Running):
+        return "one of them ends by its running score, and the other does not"
     together = stepper(a.option("opt")).together  # type: ignore[union-attr] # it is not a string: `never_stacked` came before
     if not (fills(a) or masks_norms(a)) and a.batch != b.batch:
         return "their batches differ in size, and the loss or a layer looks at a whole batch"

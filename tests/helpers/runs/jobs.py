@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
-from fedaudit import Augment, adam, ce, sgd
+from fedaudit import Augment, Running, adam, ce, sgd
 from fedaudit.training import models
 from fedaudit.training.fit import Fitted
 from fedaudit.training.stacked.stack import Job
@@ -36,6 +36,13 @@ def until_fits(f: Any, x: Tensor, y: Tensor) -> bool:
 
 def until_nearly_fits(f: Any, x: Tensor, y: Tensor) -> bool:
     return float(cross_entropy(f(x), y)) < 1.2
+
+
+def scored(f: Any, x: Tensor, y: Tensor) -> Tensor:
+    """The cross-entropy of each row, and whether its label is right."""
+    out = f(x)
+    losses = cross_entropy(out, y, reduction="none")
+    return torch.stack([losses, (out.argmax(1) == y).to(losses.dtype)], 1)
 
 
 def make(arch: str, counts: list[int], each: Any = None, **options: Any) -> list[Job]:
@@ -77,6 +84,19 @@ CASES: dict[str, dict[str, Any]] = {
     "batch norm left alone": {"arch": "cnn_bn@0.25", "norms": "running"},
     "until": {"arch": "mlp", "epochs": 15, "until": until_fits},
     "until with batch norm": {"arch": "cnn_bn@0.25", "epochs": 8, "until": until_nearly_fits},
+    "running": {
+        "arch": "mlp",
+        "loss": scored,
+        "epochs": 25,
+        "each": lambda i, m: {"until": Running((0.7, 0.6, 0.8, 0.1)[i])},
+    },
+    "running, augmented, batch norm": {
+        "arch": "cnn_bn@0.25",
+        "loss": scored,
+        "epochs": 8,
+        "augment": Augment(crop=1, flip=True),
+        "each": lambda i, m: {"until": Running((0.4, 0.1, 0.3, 0.45)[i])},
+    },
     "own numbers of epochs": {"arch": "mlp", "each": lambda i, m: {"epochs": i}},
     "own numbers of steps": {"arch": "mlp", "each": lambda i, m: {"epochs": None, "steps": 3 + 2 * i}},
     "own batch sizes": {"arch": "mlp", "each": lambda i, m: {"batch": 2 + 3 * i}},
