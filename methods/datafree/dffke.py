@@ -55,11 +55,11 @@ The author's public code is an earlier state than the paper (32 x 32 pixels, Res
   "inverse-CE"`, see `_decoder`). The peers in the second are as the last exchange left them (`md_of`), for which
   clients send their weights a second time.
 - Docking layers begin alike (`alike`) and rest in the steps of other clients (`rests`). `output` standardises decoded
-  images. Local training moves, mirrors and colours its images (`crop`, `flip`, `jitter`, `colours`).
+  images. Local training moves, mirrors and colours its images (`crop`, `flip`, `jitter`, `colours`), and ends by its
+  running accuracy on them (`stops`), or is left out. That code has no limit of epochs; here `E_local` is 1000.
 
 The following points of that code are not here; with all of them mended the two do the same (docs/results/authors.md):
 
-- It stops local training by its running accuracy on augmented images, and skips it where that is reached before.
 - Docking layers rest in an exchange's steps on own records. Here their gradient is 0 there, and Adam moves them on.
 - The Adam of an exchange goes on in the local training of the next round.
 - It rounds augmented images to 8 bits, and standardises each channel.
@@ -298,6 +298,8 @@ class DFFKE(FKE):
             "jitter": 0.4,
             "colours": "torchvision",
             "flip": True,
+            "stops": "running",
+            "E_local": 1000,
         },
     }
 

@@ -14,7 +14,9 @@ The paper leaves these points open, and we chose:
 
 - The KL has no temperature: it is 1. Eq. 8 sums over clients; one row has all peers' logits, so the peers are summed.
 - "Until converge" (Section 4.1) is a training accuracy of `tau` (Appendix F), after `E_local` epochs at most: 100,
-  where Table 9 has 80. `tau = "off"` trains exactly so many, as DP-SGD demands.
+  where Table 9 has 80. `tau = "off"` trains exactly so many, as DP-SGD demands. `stops` says which accuracy counts.
+  `after`: that after an epoch, on the records as they are; one epoch is trained in any case. `running`: that within an
+  epoch, on the batches as they are trained on; a client that has it before is not trained.
 - `statistics` says what batch norm does while a client learns from its peers. `synthetic`, as in any training, leaves
   running statistics of the transfer set behind. `own` trains with those of the client's own records and does not change
   them.
@@ -37,6 +39,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 
 from fedaudit import (
     NUMBER,
@@ -47,6 +50,7 @@ from fedaudit import (
     Method,
     Plan,
     Record,
+    Running,
     Server,
     Size,
     Up,
@@ -62,6 +66,7 @@ from fedaudit import (
 )  # fmt: skip
 from fedaudit.methods.shared._local_training import views
 from fedaudit.training.augment import Colours
+from fedaudit.training.fit import Until
 
 Direction = Literal["student-first", "teacher-first"]
 Statistics = Literal["synthetic", "own"]
@@ -87,6 +92,13 @@ def reached(f: Any, x: Tensor, y: Tensor, tau: float) -> bool:
     """Return whether the training accuracy has come to the goal tau (Appendix F)."""
     hits = [(f(xs).argmax(1) == ys).sum() for xs, ys in zip(x.split(1000), y.split(1000), strict=True)]
     return bool(torch.stack(hits).sum() >= tau * len(y))
+
+
+def ce_and_hits(f: Any, x: Tensor, y: Tensor) -> Tensor:
+    """Return two columns, the cross-entropy and whether the label is right, as a running accuracy needs them."""
+    out = f(x)
+    losses = cross_entropy(out, y, reduction="none")
+    return torch.stack([losses, (out.argmax(1) == y).to(losses.dtype)], 1)
 
 
 def outputs(function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
@@ -127,6 +139,7 @@ class FKE(Method):
     needs_public: ClassVar = True
 
     tau: Annotated[float, Field(gt=0, le=1)] | Literal["off"] = 0.98  # training accuracy at which local training stops
+    stops: Literal["after", "running"] = "after"  # local training: by the accuracy after an epoch, or that within it
     E_local: int = Field(100, ge=1)  # epochs of local training, at most; with tau = "off" exactly
     eta: float = Field(1e-3, gt=0)  # learning rate of Adam, everywhere
     B: int = Field(100, ge=1)  # batch size
@@ -161,9 +174,18 @@ class FKE(Method):
         return Known(outputs(client.model, x))  # f(D^_k; theta_k)
 
     def train(self, client: Client) -> None:
-        until = None if self.tau == "off" else functools.partial(reached, tau=self.tau)
+        loss, until = self.stopping
         opt = adam(self.eta, weight_decay=self.decay)
-        client.fit(ce, epochs=self.E_local, batch=self.B, opt=opt, until=until, augment=self.augment)  # Eq. 9
+        client.fit(loss, epochs=self.E_local, batch=self.B, opt=opt, until=until, augment=self.augment)  # Eq. 9
+
+    @property
+    def stopping(self) -> tuple[Callable[..., Tensor], Until | None]:
+        """Return the loss of local training, and what ends it before E_local epochs; None without."""
+        if self.tau == "off":
+            return ce, None
+        if self.stops == "running":
+            return ce_and_hits, Running(self.tau)
+        return ce, functools.partial(reached, tau=self.tau)
 
     @property
     def augment(self) -> Augment | None:

@@ -13,7 +13,7 @@ from precision import close
 from safetensors.torch import load_file
 from torch import nn
 
-from fedaudit import Turns, run
+from fedaudit import Running, Turns, ce, run
 from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods.datafree._buffer import Sample, a_round, held
 from fedaudit.methods.datafree._decoder import (
@@ -22,7 +22,7 @@ from fedaudit.methods.datafree._decoder import (
     decoder_size,
 )
 from fedaudit.methods.datafree.dffke import DFFKE, Peers, Unified
-from fedaudit.methods.distillation.fke import FKE, outputs, reached, student_first, teacher_first
+from fedaudit.methods.distillation.fke import FKE, ce_and_hits, outputs, reached, student_first, teacher_first
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.wire.message import Size, state_of
@@ -52,6 +52,29 @@ def test_the_goal_is_reached_at_tau_and_not_before():
     x, y = torch.eye(4), torch.tensor([0, 1, 2, 0])
     assert reached(lambda x: x, x, y, tau=0.75)
     assert not reached(lambda x: x, x, y, tau=0.76)
+
+
+def test_losses_and_hits_by_hand():
+    """p = (3/4, 1/4) in both rows; the labels are 0, which is right, and 1, which is not."""
+    x, y = torch.tensor([[LN(3), 0.0], [LN(3), 0.0]], dtype=torch.float64), torch.tensor([0, 1])
+    wanted = torch.tensor([[-LN(0.75), 1.0], [-LN(0.25), 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(ce_and_hits(lambda x: x, x, y), wanted)
+
+
+@pytest.mark.parametrize("method", [FKE, DFFKE])
+def test_what_ends_local_training(method):
+    loss, until = method(tau=0.9).stopping
+    assert (loss, until.func, until.keywords) == (ce, reached, {"tau": 0.9})
+    assert method(tau=0.9, stops="running").stopping == (ce_and_hits, Running(0.9))
+    for stops in ("after", "running"):
+        assert method(tau="off", stops=stops).stopping == (ce, None)
+    with pytest.raises(SettingError, match="stops"):
+        method.make({"stops": "never"})
+
+
+def test_the_authors_code_stops_by_its_running_accuracy_without_a_limit():
+    method = DFFKE.make({}, "authors")
+    assert (*method.stopping, method.E_local) == (ce_and_hits, Running(0.98), 1000)
 
 
 def party(k, t, memory, n=6):
@@ -409,8 +432,9 @@ def test_the_paper_noise_and_what_the_ledger_says(tmp_path):
 def test_dp_sgd_needs_the_goal_switched_off(tmp_path):
     privacy = {"training": {"noise_multiplier": 1.0}}
     values = {"method": "dffke", "rounds": 1, "clients": 2, "model": "mlp", "privacy": privacy, **FEW}
-    with pytest.raises(PrivacyError, match="Set its stopping rule off"):
-        run(**values, set={**QUICK, "tau": 0.9}, out=tmp_path / "a")
+    for stops in ("after", "running"):
+        with pytest.raises(PrivacyError, match="Set its stopping rule off"):
+            run(**values, set={**QUICK, "tau": 0.9, "stops": stops}, out=tmp_path / stops)
     record = run(**values, set=QUICK, out=tmp_path / "b")
     for client in record.ledger:
         assert {e.field: e.mechanism for e in client.entries}["Shared.theta"] == "post-processing of DP-SGD"

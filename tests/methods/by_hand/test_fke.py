@@ -1,4 +1,6 @@
-"""Two rounds of FKE by hand: Eq. 9, then Eq. 8 on a public transfer set, in both directions of the KL."""
+"""Two rounds of FKE by hand: Eq. 9, then Eq. 8 on a public transfer set, in both directions of the KL.
+
+Local training ends after so many epochs, or by its running accuracy."""
 
 from __future__ import annotations
 
@@ -52,3 +54,35 @@ def test_two_rounds(kl, tmp_path):
                     adam.step()
             close(net.state_dict(), ran.model(k, t), f"round {t}: client {k} after the exchange")
             close(trained, ran.memory(k, t)["trained"], f"round {t}: client {k} before it")
+
+
+def test_local_training_by_its_running_accuracy(tmp_path):
+    """Hits count on the mirrored images of each batch, before its step, until more than tau of an epoch's are right.
+    Who has them in evaluation, on images mirrored once, is not trained."""
+    tau, eta, most, epochs = 0.6, 4e-3, 30, {}
+    setting = {"eta": eta, "B": B, "tau": tau, "stops": "running", "E_local": most, "T_FKE": 0, "flip": True}
+    ran = played("fke", tmp_path, rounds=2, clients=2, model="cnn_bn:1,mlp:1", aux=0.8, set=setting)
+
+    def mirrored(x, draws):
+        chosen = torch.rand(len(x), 6, generator=draws)[:, 2] < 0.5
+        return torch.where(chosen[:, None, None, None], x.flip(-1), x)
+
+    for k, w in ran.first.items():
+        net, (x, y) = ran.net(w, ran.world.archs[k]), ran.rows[k]
+        for t in (1, 2):
+            draws, adam = rng(f"client {k}", "fit 1", t), torch.optim.Adam(net.parameters(), lr=eta)
+            net.eval()
+            passed, epochs[k, t] = (net(mirrored(x, draws)).argmax(1) == y).double().mean() >= tau, 0
+            while not passed and epochs[k, t] < most:
+                net.train()
+                hits = 0
+                for b in epoch(draws, len(x), B):
+                    out = net(mirrored(x[b], draws))
+                    hits += int((out.argmax(1) == y[b]).sum())
+                    adam.zero_grad()
+                    F.cross_entropy(out, y[b]).backward()
+                    adam.step()
+                passed, epochs[k, t] = hits / len(x) > tau, epochs[k, t] + 1
+            close(net.state_dict(), ran.model(k, t), f"round {t}: client {k}")
+    assert all(1 < epochs[k, 1] < most for k in ran.first)
+    assert not any(epochs[k, 2] for k in ran.first), "in the second round nobody is trained again"
