@@ -104,6 +104,17 @@ def test_a_running_score_is_looked_at_once_in_an_epoch(monkeypatch: pytest.Monke
     assert len(looks) == sum(fitted.epochs for fitted in found)
 
 
+def test_a_loss_without_scores_leaves_models_as_they_were() -> None:
+    """It is refused before the first step, and the models stay in the modes they had."""
+    jobs, before = (make("cnn_bn@0.25", COUNTS, until=Running(0.5)) for _ in range(2))
+    for job in jobs:
+        job.model.train()
+    with pytest.raises(ContractError, match="it must give two columns"):
+        fit_together(jobs)
+    assert all(job.model.training for job in jobs)
+    assert distance(jobs, before) == 0
+
+
 def test_a_compiled_loss_with_scores_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_loss, "compiled_losses", {})
     jobs = [*make("mlp", [9], loss=scored), *make("mlp", [9, 9], loss=scored, until=Running(0.5))]

@@ -45,6 +45,10 @@ def scored(f: Any, x: Tensor, y: Tensor) -> Tensor:
     return torch.stack([losses, (out.argmax(1) == y).to(losses.dtype)], 1)
 
 
+def scored_and_shifted(f: Any, x: Tensor, y: Tensor, shift: Tensor) -> Tensor:
+    return scored(lambda x: f(x) + shift, x, y)
+
+
 def make(arch: str, counts: list[int], each: Any = None, **options: Any) -> list[Job]:
     """Jobs with so many records each; `each(i, model)` gives further options of job i."""
     jobs = []
@@ -86,9 +90,12 @@ CASES: dict[str, dict[str, Any]] = {
     "until with batch norm": {"arch": "cnn_bn@0.25", "epochs": 8, "until": until_nearly_fits},
     "running": {
         "arch": "mlp",
-        "loss": scored,
+        "loss": scored_and_shifted,
         "epochs": 25,
-        "each": lambda i, m: {"until": Running((0.7, 0.6, 0.8, 0.1)[i])},
+        "each": lambda i, m: {
+            "until": Running((0.7, 0.6, 0.8, 0.1)[i]),
+            "given": {"shift": torch.tensor([0.1 * i, 0.0, 0.0, 0.0], dtype=torch.float64)},
+        },
     },
     "running, augmented, batch norm": {
         "arch": "cnn_bn@0.25",
