@@ -181,11 +181,11 @@ def test_the_first_screen_says_what_the_runs_have(flat: str) -> None:
         mean, deviation = figures()[name]
         assert abs(statistics.mean(of) - mean) <= deviation, "within the published deviation"
     assert all(a > b for a, b in zip(*tops.values(), strict=True)), "above FedDM in each seed"
-    assert f"which had no part in it, have 87.35 and 87.18, {tops['fedaf'][1]:.2f} and {tops['fedaf'][2]:.2f}" in top
+    assert f"which had no part in it, have 87.35 and 87.18, {tops['fedaf'][1]:.2f} and {tops['fedaf'][2]:.2f}" in flat
     pairs = [max(a) - max(b[: len(a)]) for a, b in zip(fedaf, feddm, strict=True)]
     assert f"On CIFAR-10 it is {interval(pairs)} over the rounds that both have" in top
     sigma = gate("unit")["hyper_parameters"]["sigma_x"]
-    assert f"its image steps were {1 / sigma**2:.1f} times too long there" in top
+    assert f"its image steps were {1 / sigma**2:.1f} times too long there" in flat
     assert f"FedAF's last {20 - most} to {20 - least} rounds on CIFAR-10" in top
     took = json.loads(SPEED.read_text())["runs"]
     whole = [sum(took[f"feddm-{seed}"]["rounds_s"]) / 60 for seed in range(3)]
@@ -197,9 +197,9 @@ def test_the_first_screen_says_what_the_runs_have(flat: str) -> None:
     condensing = fashion.pop("fedaf") + fashion.pop("feddm")
     rivals = [minutes for of in fashion.values() for minutes in of]
     words = f"{min(condensing):.0f} to {max(condensing):.0f} minutes of FedAF or FedDM and {min(rivals):.0f} to "
-    assert f"{words}{max(rivals):.0f} of a rival on Fashion-MNIST, four at a time" in top
+    assert f"{words}{max(rivals):.0f} of a rival on Fashion-MNIST, four at a time" in flat
     said = f"FedDM took {min(whole):.0f} to {max(whole):.0f}, and FedAF would take {min(would):.0f} to {max(would):.0f}"
-    assert said in top
+    assert said in flat
 
 
 def test_what_the_page_says_of_the_seeds(flat: str) -> None:

@@ -81,7 +81,8 @@ def test_how_fedafs_readings_were_chosen_and_what_they_share() -> None:
     whole = [run["hyper_parameters"] for study, run in fedaf if study in chosen]
     assert {(of["start"], of["lgkm_scale"]) for of in whole} == {("single", "mean")}
     shared = (
-        "Both start images as single records, against Section 5.1, divide Eq. 15, and take Eq. 13 over the mini-batch"
+        "Both readings start images as single records, against Section 5.1, divide Eq. 15, and take Eq. 13 over the "
+        "mini-batch"
     )
     assert shared in text
     tried = [run["setting"] for study, run in fedaf if study not in chosen]
