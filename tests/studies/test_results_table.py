@@ -652,7 +652,7 @@ def test_fedavg_beside_fedfree_on_the_page() -> None:
         figure = f"{told[printed]:.2f}" if printed else "-"
         assert f"| {name} | {figure} | {seeds} | {spread} | {off} | {' | '.join(minus)} |" in text
 
-    assert f"FedAvg's clients then end at {listed(fedavg)}." in top
+    assert f"FedAvg's clients end at {listed(fedavg)}." in top
     words = f"That is {apart(fedavg, fedfree)} from FedFree and {apart(fedavg, local)} from local training"
     assert words in top.replace(" points [", " [")
     assert f"We read {told['fedavg']} as FedAvg's global model" in flat
