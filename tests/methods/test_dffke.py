@@ -12,8 +12,9 @@ import torch
 from precision import close
 from safetensors.torch import load_file
 from torch import nn
+from torch.nn import functional as F
 
-from fedaudit import Running, Turns, ce, run
+from fedaudit import Running, State, Turns, adam, ce, kl, run
 from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods.datafree._buffer import Sample, a_round, held
 from fedaudit.methods.datafree._decoder import (
@@ -21,10 +22,13 @@ from fedaudit.methods.datafree._decoder import (
     decode,
     decoder_size,
 )
-from fedaudit.methods.datafree.dffke import DFFKE, Peers, Unified
+from fedaudit.methods.datafree.dffke import DFFKE, Peers, Unified, WithDocking
+from fedaudit.methods.datafree.dffke import exchanged as loss_of_an_exchange
 from fedaudit.methods.distillation.fke import FKE, ce_and_hits, outputs, reached, student_first, teacher_first
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
+from fedaudit.training import models
+from fedaudit.training.stacked.stack import Job, fit_together
 from fedaudit.wire.message import Size, state_of
 from fedaudit.wire.traffic import Plan
 from fedaudit.wire.transcript import Transcript
@@ -398,6 +402,57 @@ def test_only_what_is_used_is_sent_after_the_exchange(off, gone, tmp_path):
 def test_settings_of_the_authors_code_that_do_not_go_together_are_refused(values, said):
     with pytest.raises(SettingError, match=said):
         DFFKE.make(values)
+
+
+def test_docking_layers_learn_beside_networks_alone_and_in_a_stack():
+    """Two clients of one architecture and unequal size; a batch is of own records or of images. Both ways are those
+    of torch's Adam on (MSE + KL) or CE, with a gradient of 0 for a docking layer that a batch does not reach."""
+    trained = []
+    for together in (False, True):
+        jobs, nets = [], []
+        for k, n in ((0, 6), (1, 8)):
+            torch.manual_seed(k)
+            net = models.build("mlp@0.25", shape=(1, 8, 8), classes=3).double()
+            z = State({"weight": torch.randn(4, net.width).double(), "bias": torch.randn(4).double()})
+            x, ys, e = (torch.randn(2 * n, *shape).double() for shape in ((1, 8, 8), (1, 3), (4,)))
+            y, own = torch.arange(2 * n) % 3, (torch.arange(2 * n) < n).double()
+            nets.append((net, WithDocking(net, z), (x, ys, e, y, own), n))
+            options = {"opt": adam(0.01, weight_decay=0.1), "batch": 4, "epochs": 2, "turns": Turns((n, n))}
+            options["given"] = {"student_first": False, "z": "learns"}
+            jobs.append(Job(nets[-1][1], loss_of_an_exchange, nets[-1][2], torch.Generator().manual_seed(k), options))
+        if together:
+            fit_together(jobs)
+        else:
+            for job in jobs:
+                job.alone()
+        trained.append(
+            [{**state_of(net), **{f"z.{name}": t for name, t in both.docking.items()}} for net, both, *_ in nets]
+        )
+    for alone, stacked in zip(*trained, strict=True):
+        assert all(torch.allclose(alone[name], stacked[name], atol=1e-12) for name in alone)
+    torch.manual_seed(0)
+    net, rows, n = models.build("mlp@0.25", shape=(1, 8, 8), classes=3).double(), nets[0][2], nets[0][3]
+    first = torch.randn(4, net.width).double(), torch.randn(4).double()
+    z = nn.Linear(net.width, 4).double()
+    z.weight.data, z.bias.data = first
+    by_hand, order = (
+        torch.optim.Adam([*net.parameters(), *z.parameters()], lr=0.01, weight_decay=0.1),
+        torch.Generator(),
+    )
+    order.manual_seed(0)
+    for _ in range(2):
+        for b in Turns((n, n)).batches(4, order):
+            x, ys, e, y, own = (row[b] for row in rows)
+            h = net.encode(x)
+            drawn = (z(h) - e).square().mean(1) + kl(ys[:, 0], net.classify(h))
+            loss = F.cross_entropy(net.classify(h), y) if own[0] else drawn.mean()
+            by_hand.zero_grad()
+            (loss + 0 * z.weight.sum() + 0 * z.bias.sum()).backward()
+            by_hand.step()
+    found = trained[0][0]
+    assert torch.allclose(found["z.weight"], z.weight, atol=1e-12)
+    assert torch.allclose(found["z.bias"], z.bias, atol=1e-12)
+    assert all(torch.allclose(found[name], t, atol=1e-12) for name, t in net.state_dict().items())
 
 
 def test_past_rows_have_as_many_steps_as_current_ones():

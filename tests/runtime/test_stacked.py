@@ -77,6 +77,24 @@ def test_fedavg_in_its_variants(values: dict[str, Any], tmp_path: Path) -> None:
     assert stacked.notes == []
 
 
+@pytest.mark.long
+def test_dffke_as_its_author_has_it_is_the_same_to_rounding(tmp_path: Path) -> None:
+    """Docking layers that learn beside the networks, batches of one peer, past rows of two rounds, and local training
+    that ends by its running accuracy: three rounds. Adam makes steps of gradients that are rounding alone."""
+    values = {
+        "tau": 0.4, "stops": "running", "E_local": 4, "B": 32, "h": 8, "T_Tran": 2, "T_Dec": 1, "T_FKE": 2, "w_Dec": 4,
+        "B_Dec": 20, "mean_x": 0.0, "sigma_x": 1.0, "crop": 1,
+    }  # fmt: skip
+    setting: dict[str, Any] = {"method": "dffke", "preset": "authors", "set": values, "rounds": 3, "clients": 3}
+    setting |= {"model": "mlp@0.5", "aux": 0.85, "partition": "dirichlet:1", "eval_every": 3, "eval_clients": False}
+    with double("dffke"):
+        serial = run(**setting, engine="serial", out=tmp_path / "a")
+        stacked = run(**setting, engine="stacked", out=tmp_path / "b")
+        assert protocol(serial) == protocol(stacked)
+        assert apart(tmp_path / "a", tmp_path / "b") < 1e-8
+    assert stacked.notes == []
+
+
 # --- what fails, and what cannot be stacked -----------------------------------------------------------------------
 
 

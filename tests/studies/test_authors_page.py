@@ -96,6 +96,19 @@ def test_the_page_has_the_table(made):
     assert made.table(made.read()) in (ROOT / "docs" / "results" / "authors.md").read_text()
 
 
+def test_dffkes_whole_preset_on_digits(made):
+    """The last round of three seeds; the settings that decide are the table's own, and those that came later differ."""
+    folder = ROOT / "benchmarks" / "studies" / "dffke" / "records" / "dffke_authors_digits"
+    runs = [json.loads((folder / f"authors-{seed}.json").read_text()) for seed in (0, 1, 2)]
+    last = [run["rounds"][-1]["clients"]["mean"] for run in runs]
+    before = [row.last for row in made.read() if (row.method, row.reading) == ("dffke", "authors' code")]
+    assert f"{100 * sum(before) / 3:.1f}" == f"{100 * sum(last) / 3:.1f}", "no change in the mean"
+    text = " ".join((ROOT / "docs" / "results" / "authors.md").read_text().split())
+    assert f"it has {made.figure(last)} in the last round: no change in the mean of three seeds" in text
+    assert {run["commit"] for run in runs} == {"bf0a7c1c"}
+    assert "commit bf0a7c1c" in text
+
+
 # --- FedZGE beside its authors' code ----------------------------------------------------------------------------------
 
 

@@ -58,6 +58,7 @@ def flat(values, within=""):
     ("suite", "records", "whole"),
     [
         ("dffke/dffke", "dffke_digits", True),
+        ("dffke/dffke_authors_digits", "dffke_authors_digits", True),
         ("dffke/dffke_readings", "dffke_readings", False),
         ("dffke/dffke_seeds", "dffke_seeds", True),
         ("dfrd/dfrd_control", "dfrd_control", False),
