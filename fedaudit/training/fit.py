@@ -194,6 +194,13 @@ class Turns:
     by: Literal["step", "epoch", "even"] = "step"
     times: tuple[int, ...] = ()
 
+    def __post_init__(self) -> None:
+        if self.times and (len(self.times) != len(self.sizes) or min(self.times) < 1):
+            raise ContractError(
+                f"Turns(times={self.times}): an epoch goes through each of {len(self.sizes)} parts once or more often. "
+                "Give a number from 1 up for each part, or none."
+            )
+
     def steps(self, size: int) -> int:
         """Return the number of batches of an epoch."""
         return sum(often * -(-n // size) for n, often in zip(self.sizes, self._often, strict=True))

@@ -471,6 +471,36 @@ def test_a_model_that_has_reached_its_goal_is_left_as_it_is(augment, monkeypatch
     assert f.training
 
 
+@pytest.mark.parametrize(("goal", "epochs"), [(0.4, 1), (0.6, 3)])
+def test_a_running_score_is_a_mean_over_all_rows_of_an_epoch(goal, epochs):
+    """Three passes through one row, which is above 1, and one through three that are not: 3 of 6."""
+    f, rows, turns = Halves(), (torch.tensor([2.0, 0.5, 0.5, 0.5]),), Turns((1, 3), "step", (3, 1))
+    options = {"opt": sgd(0.0), "batch": 3, "epochs": 3, "turns": turns, "rng": torch.Generator()}
+    done = fit(f, above_one, rows, until=Running(goal), **options)
+    assert (done.epochs, done.steps) == (epochs, 4 * epochs)
+    assert done.loss == pytest.approx((3 * 2.0 + 3 * 0.5) / 6)
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_all_rows_count_before_training_and_the_mode_stays(training):
+    """3001 rows come in parts, more than half precision can count; one that is wrong misses a goal of 1."""
+    f, rows = Halves().train(training), torch.full((3001,), 3.0)
+    ask = {"rng": torch.Generator(), "given": {}, "augment": None}
+    assert Running(1.0).reached(f, above_one, (rows,), **ask)
+    rows[-1] = 1.0
+    assert not Running(1.0).reached(f, above_one, (rows,), **ask)
+    assert f.training is training
+    with pytest.raises(ContractError, match="two columns"):
+        Running(1.0).reached(f, lambda f, x: f(x), (rows,), **ask)
+    assert f.training is training
+
+
+@pytest.mark.parametrize("times", [(2,), (1, 1, 1), (0, 1)])
+def test_passes_are_given_for_each_part(times):
+    with pytest.raises(ContractError, match=r"Turns\(times=.*each of 2 parts.*Give a number from 1 up"):
+        Turns((3, 6), "step", times)
+
+
 def test_a_running_score_needs_a_loss_with_scores():
     options = {"opt": sgd(0.1), "batch": 8, "epochs": 1, "rng": torch.Generator()}
 

@@ -94,6 +94,21 @@ def test_a_running_score_is_one_of_all_models_of_a_stack_or_of_none() -> None:
     assert "different numbers" in why_not(make("mlp", [9, 9], loss=scored, until=Running(0.5), opt=opt))
 
 
+def test_parts_that_are_gone_through_several_times_count_as_often() -> None:
+    """Both trainings are planned and scored by the rows that an epoch goes through, and not by those there are."""
+
+    def each(i: int, m: nn.Module) -> dict[str, Any]:
+        return {"turns": Turns((5, 4), "step", ((3, 1), (1, 2))[i]), "until": Running(0.95)}
+
+    together, alone = (make("mlp", [9, 9], loss=scored, epochs=12, each=each) for _ in range(2))
+    assert [job.planned for job in together] == [12 * (3 * 2 + 1), 12 * (2 + 2 * 1)]
+    found, wanted = fit_together(together), [job.alone() for job in alone]
+    assert [(a.epochs, a.steps) for a in found] == [(b.epochs, b.steps) for b in wanted]
+    assert all(1 < a.epochs < 12 for a in found), "a goal that is passed at some point"
+    assert distance(together, alone) < 1e-10
+    assert [a.loss for a in found] == pytest.approx([b.loss for b in wanted], abs=1e-5)
+
+
 def test_a_running_score_is_looked_at_once_in_an_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     """A look waits for the device. Nothing is written into the models before the end."""
     looks: list[int] = []
