@@ -14,6 +14,7 @@ from fedaudit.errors import ContractError
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     Docked,
+    _of_each_client,
     decode,
     decoder_size,
     discrepancy,
@@ -229,6 +230,22 @@ def test_the_decoders_loss_is_the_sum_of_both():
     x = Dec(torch.cat(list(E.values()))).detach()
     said = [net(x).softmax(1) for net in clients.values()]
     assert found["MSE"] - found["none"] == pytest.approx(-float((said[0] - said[1]).square().mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch", "turns"), [((3, 7), 3, 4), ((3, 8), 4, 4), ((3, 5), 10, 2)], ids=["unequal", "even", "few rows"]
+)
+def test_batches_of_each_client_in_turn(sizes, batch, turns):
+    """Two epochs. Whole batches of the largest count, and one where nobody has a whole one. Each is the first of a new
+    shuffle of that client's rows."""
+    found = list(_of_each_client(sizes, batch, 2, torch.Generator().manual_seed(5)))
+    rng = torch.Generator().manual_seed(5)
+    wanted = [
+        begin + torch.randperm(n, generator=rng)[:batch]
+        for _ in range(turns)
+        for begin, n in zip((0, sizes[0]), sizes, strict=True)
+    ]
+    assert [index.tolist() for index in found] == [index.tolist() for index in wanted]
 
 
 def test_peers_are_frozen_too():

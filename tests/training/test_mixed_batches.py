@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from fedaudit import adam, state_of
-from fedaudit.methods.datafree._decoder import Decoder, train_decoder
+from fedaudit.methods.datafree._decoder import Decoder, Discrepancy, train_decoder
 from fedaudit.shape import Shape
 from fedaudit.training import cuda_graphs, models
 from fedaudit.training.descent import Descent
@@ -21,6 +21,7 @@ from fedaudit.training.stacked.networks import Many
 CPU = torch.device("cpu")
 SIZES = [5, 1, 9, 4]  # rows of four networks
 ORDER = [[0, 1, 5, 6, 14, 15], [2, 7, 8, 9, 10, 11], [3, 4, 12, 16, 17, 18], [0, 13]]  # by network: 2 1 1 2, ...
+ORDER.append([6, 7, 8])  # and one of the third network alone
 
 
 def networks() -> list[nn.Module]:
@@ -45,7 +46,7 @@ def test_each_row_goes_through_its_own_network_whatever_the_shapes(replays: list
     split = mixed(nets)
     assert (fixed.repeats, split.repeats) == (True, False)
     memory = fixed.index
-    for i in (1, 0, 2, 3):
+    for i in (1, 0, 2, 4, 3):
         assert fixed.put(i) is split.put(i) is (len(ORDER[i]) == 6)
         assert (fixed.index is memory) is (len(ORDER[i]) == 6), "a recording reads the same memory"
         found = []
@@ -72,8 +73,12 @@ def test_one_after_the_other_nothing_is_filled_up(stepping: cuda_graphs.Stepping
         assert not mixed(networks()).repeats
 
 
-def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(replays: list[int]) -> None:
-    """DFFKE's, on rows of four clients: its batch norms' statistics too, and with a last batch of another size."""
+@pytest.mark.parametrize(("md", "replayed"), [("none", [6]), ("MSE", [])])
+def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(
+    md: Discrepancy, replayed: list[int], replays: list[int]
+) -> None:
+    """DFFKE's, on rows of four clients: its batch norms' statistics too, and with a last batch of another size. With a
+    discrepancy of models, batches that mix clients are split, each step otherwise: no step is recorded."""
     found = []
     for stepping in ("eager", "recorded"):
         nets = dict(enumerate(networks()))
@@ -83,9 +88,9 @@ def test_a_decoder_that_is_trained_in_recorded_steps_is_the_eager_one(replays: l
             theta_z[k] = state_of(nn.Linear(net.width, 4).double())  # type: ignore[arg-type]
         E = {k: torch.randn(n, 4, dtype=torch.float64) for k, n in enumerate(SIZES)}
         with cuda_graphs.conditions(stepping, stacked=True):  # type: ignore[arg-type]
-            state = train_decoder(Alone(), Dec, nets, theta_z, E, epochs=3, batch=6, opt=adam(0.01), md="none")  # type: ignore[arg-type]
+            state = train_decoder(Alone(), Dec, nets, theta_z, E, epochs=3, batch=6, opt=adam(0.01), md=md)  # type: ignore[arg-type]
         found.append(dict(state))
-    assert replays == [6], "19 rows are two batches of six and one of seven"
+    assert replays == replayed, "19 rows are two batches of six and one of seven"
     torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
 
 
@@ -98,6 +103,8 @@ def test_a_batch_of_one_network_is_filled_up_with_nothing(replays: list[int]) ->
     with cuda_graphs.conditions("recorded", stacked=True):
         fixed = Mixed(Many(nets), [5, 4, 3], order, CPU)
         assert not Mixed(Many(networks()), SIZES, [torch.tensor([0, 1])], CPU).repeats
+        for some, pickable in (([0, 2], True), ([0, 2, 1], False), ([1, 0, 2], False), ([0], False), ([], False)):
+            assert Many(networks()[i] for i in some).pickable is pickable, some
     split = Mixed(Many(nets), [5, 4, 3], order, CPU)
     assert (fixed.repeats, split.repeats) == (True, False)
     memory = fixed.owner
