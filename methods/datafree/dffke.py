@@ -342,6 +342,8 @@ class DFFKE(FKE):
             raise ValueError('docking layers that go on cannot begin anew: set fresh = "decoder", or dock = false')
         if self.reviewed > 1 and self.batches != "peer":
             raise ValueError('reviewed above 1 spreads each peer\'s past rows over the epochs: set batches = "peer"')
+        if self.md_of == "exchanged" and self.md == "none":
+            raise ValueError('clients would send models that nothing is compared with: set md, or md_of = "trained"')
         return self
 
     def init(self, server: Server) -> DataFree:
@@ -424,6 +426,8 @@ class DFFKE(FKE):
             h = outputs(client.model.encode, x)
             Y[s], Z[s] = outputs(client.model.classify, h), z(h, msg.z)
         client.memory["now"]["z"] = msg.z
+        if self.own:
+            client.memory["now"] |= {"Y": Y[client.t], "Z": Z[client.t]}
         return AnsweredDocked(Y, Z)
 
     def asked(self, client: Client, msg: Unified) -> Iterator[tuple[int, Tensor]]:
@@ -469,7 +473,7 @@ class DFFKE(FKE):
             self.learn_more(client, rows, sizes, now)
         else:
             x, y = _joined(rows)
-            self.learn(client, (x, y), turns=Turns(sizes, self.in_turn))
+            self.learn(client, (x, y), **self.in_epochs(Turns(sizes, self.in_turn), sizes))
 
     def parts(self, current: list[OfPeer], past: list[OfPeer]) -> list[Rows]:
         """Return the rows in the parts that take turns: Eq. 13 and Eq. 14, or those of each peer, past ones first."""
@@ -490,7 +494,7 @@ class DFFKE(FKE):
         z: State | None = now.get("z")
         given: dict[str, Any] = {"student_first": self.kl == "student-first", "z": None if z is None else dict(z)}
         rows[:] = [_labelled(*of_some, h=self.h) for of_some in rows]
-        turns, options = Turns(sizes, self.in_turn), dict[str, Any]()
+        turns = Turns(sizes, self.in_turn)
         if self.review:
             mine = _own_records(client.x, client.y, rows[0])
             if self.batches == "peer":
@@ -499,21 +503,27 @@ class DFFKE(FKE):
             else:
                 rows.append(mine)
                 turns = Turns((*sizes, len(client.y)), "even")
-        if self.reviewed > 1:
-            options["epochs"], turns = 1, self.in_all_epochs(turns, sizes)
+        options = self.in_epochs(turns, sizes)
         if self.dock and z is not None:
             options["model"] = both = WithDocking(client.model, z)
-            self.teach(client, exchanged, _joined(rows), turns=turns, given={**given, "z": "learns"}, **options)
+            self.teach(client, exchanged, _joined(rows), given={**given, "z": "learns"}, **options)
             now["z"] = both.docking
             return
-        self.teach(client, exchanged, _joined(rows), turns=turns, given=given, **options)
+        self.teach(client, exchanged, _joined(rows), given=given, **options)
+
+    def in_epochs(self, turns: Turns, sizes: tuple[int, ...]) -> dict[str, Any]:
+        """Return the turns of an exchange's parts as `fit` takes them; with `reviewed`, all epochs are one."""
+        if self.reviewed == 1:
+            return {"turns": turns}
+        return {"turns": self.in_all_epochs(turns, sizes), "epochs": 1}
 
     def in_all_epochs(self, turns: Turns, sizes: tuple[int, ...]) -> Turns:
         """Return the turns of all epochs as one: as many steps of a peer's past rows as of its current ones, the former
-        in fewer passes where there are more of them.
+        in fewer passes where there are more of them. Where there are fewer, no row is seen more often than a current
+        one.
         """
         past, current = sizes[: len(sizes) // 2], sizes[len(sizes) // 2 :]
-        passes = [max(1, round(self.T_FKE * n / (m or n))) for m, n in zip(past, current, strict=True)]
+        passes = [max(1, round(self.T_FKE * n / max(m, n))) for m, n in zip(past, current, strict=True)]
         first = [self.T_FKE] * (len(turns.sizes) - len(sizes))  # own records
         return Turns(turns.sizes, turns.by, (*first, *passes, *[self.T_FKE] * len(current)))
 
@@ -522,7 +532,7 @@ class DFFKE(FKE):
         targets = {i: by_round[client.t] for i, by_round in Y.items()}
         if self.own:
             targets[client.id] = now["Y"]
-        near = None if Z is None else [Z[i][client.t] for i in targets]
+        near = None if Z is None else [now["Z"] if i == client.id else Z[i][client.t] for i in targets]
         E: Rows = [(now["round"].read("E", i), ys) for i, ys in targets.items()]
         return list(zip(targets, self.decoded(client, now["round"], E, near), strict=True))
 
@@ -572,7 +582,7 @@ class DFFKE(FKE):
         options |= {"answers": self.answer_Dec, "by_client": self.batches_Dec == "client"}
         if self.answer_Dec or self.md == "inverse-CE":
             options["Y"] = {k: outputs(clients[k].eval().classify, e) for k, e in h.items()}  # f(X_k; theta_k)
-        if self.md != "none" and self.md_of == "exchanged":  # a client that has exchanged nothing yet is as it is now
+        if self.md_of == "exchanged":  # a client that has exchanged nothing yet is as it is now
             last = {k: s.exchanged.get(k) for k in clients}
             options["peers"] = {
                 k: model if (w := last[k]) is None else load(server.model(server.arch(k)), w)

@@ -16,18 +16,20 @@ from torch.nn import functional as F
 
 from fedaudit import Running, State, Turns, adam, ce, kl, run
 from fedaudit.errors import PrivacyError, SettingError
+from fedaudit.methods.datafree import dffke as module
 from fedaudit.methods.datafree._buffer import Sample, a_round, held
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     decode,
     decoder_size,
 )
-from fedaudit.methods.datafree.dffke import DFFKE, Peers, Unified, WithDocking
-from fedaudit.methods.datafree.dffke import exchanged as loss_of_an_exchange
+from fedaudit.methods.datafree._dffke_traffic import width_of
+from fedaudit.methods.datafree._docking import z as docked
+from fedaudit.methods.datafree.dffke import DFFKE, DataFree, Peers, PeersDocked, Unified, UnifiedDocked, WithDocking
 from fedaudit.methods.distillation.fke import FKE, ce_and_hits, outputs, reached, student_first, teacher_first
 from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
-from fedaudit.training import models
+from fedaudit.training.models import build
 from fedaudit.training.stacked.stack import Job, fit_together
 from fedaudit.wire.message import Size, state_of
 from fedaudit.wire.traffic import Plan
@@ -196,6 +198,82 @@ def test_by_peer_a_batch_is_of_one_peer(review):
     assert close(x[-15:], torch.cat(images), DECODER), "the current ones last"
 
 
+def test_more_past_rows_are_for_later_epochs_without_embeddings_too():
+    """Two epochs as one: the 14 and 16 past rows of two peers once, their 7 and 8 current ones twice."""
+    ((_, (x, _), how),) = exchanged(T_FKE=2, batches="peer", reviewed=2)[3]
+    assert (how["epochs"], how["turns"]) == (1, Turns((14, 16, 7, 8), "step", (1, 1, 2, 2)))
+    assert len(x) == 45
+
+
+def test_rows_have_the_docked_embeddings_of_who_answered():
+    """A peer's, and with `own` the client's own on its own images; reviewed ones too, of the peer and the round."""
+    torch.manual_seed(0)
+    sizes, layers = {0: 6, 1: 7, 2: 8}, {}
+    rounds = {
+        t: {"Dec": state_of(Decoder(4, (1, 8, 8), width=2)), "E": {k: torch.randn(n, 4) for k, n in sizes.items()}}
+        for t in (1, 2)
+    }
+    method, said = DFFKE(h=4, w_Dec=2, embed="answered", own=True), {}
+    clients = {k: party(k, 2, {"B": {1: a_round(**rounds[1])}}, n) for k, n in sizes.items()}
+    for k, client in clients.items():
+        client.model = build("mlp", shape=(1, 8, 8), classes=3).eval()
+        layers[k] = state_of(nn.Linear(client.model.width, 4))
+        said[k] = method.answer_embedded(client, UnifiedDocked(**rounds[2], seed=3, z=layers[k]))
+    Y, Z = ({i: getattr(said[i], field) for i in (2, 1)} for field in "YZ")
+    now = clients[0].memory["now"]
+    found = method.current_rows(clients[0], now, Y, Z)
+    assert [(i, len(x)) for i, (x, *_) in found] == [(2, 8), (1, 7), (0, 6)]
+    past = method.review_rows(clients[0], method.sample(3), held(clients[0].memory), Y, Z)
+    assert [(i, len(x)) for i, (x, *_) in past] == [(2, 8), (1, 7)]
+    for i, (x, ys, e) in (*found, *past):
+        model = clients[i].model
+        assert torch.allclose(ys[:, 0], outputs(model, x), atol=1e-6)
+        assert torch.allclose(e, docked(outputs(model.encode, x), layers[i]), atol=1e-6)
+
+
+@pytest.mark.parametrize("review", [False, True])
+@pytest.mark.parametrize("embed", [True, "answered"])
+def test_a_docking_layer_learns_with_the_model_and_leaves_what_was_sent(embed, review):
+    """One step of 1 on every number of what is trained: the client's model, and a docking layer of its own."""
+    torch.manual_seed(0)
+    layer, E = state_of(nn.Linear(5, 4)), {k: torch.randn(6, 4) for k in (0, 1)}
+    before, asked = {name: t.clone() for name, t in layer.items()}, []
+    now = {"round": a_round(state_of(Decoder(4, (1, 8, 8), width=2)), E), "seed": 1, "z": layer}
+    student = party(0, 1, {"now": now})
+    student.x, student.y = torch.randn(6, 1, 8, 8), torch.zeros(6, dtype=torch.long)
+
+    def fit(loss, rows, *, model, given, **how):
+        asked.append((loss, model.net, given, {name for name, _ in model.named_parameters() if "net" not in name}))
+        with torch.no_grad():
+            for p in model.parameters():
+                p += 1
+
+    student.fit, weight = fit, student.model[1].weight.detach().clone()
+    told = {1: {1: torch.zeros(6, 3)}}, {1: {1: torch.zeros(6, 4)}}
+    msg = PeersDocked(*told) if embed == "answered" else Peers(told[0])
+    values = {"embed": embed, "review": review, "dock": True, "md": "MSE", "md_of": "exchanged"}
+    back = DFFKE(h=4, w_Dec=2, **values).exchange_returning(student, msg)
+    learned = {"student_first": False, "z": "learns"}
+    assert asked == [(module.exchanged, student.model, learned, {"z_weight", "z_bias"})]
+    assert all(torch.equal(back.z[name], t + 1) and torch.equal(layer[name], t) for name, t in before.items())
+    assert torch.equal(back.theta["1.weight"], weight + 1)
+
+
+def test_a_docking_layer_comes_back_as_it_was_without_an_exchange():
+    layer = state_of(nn.Linear(5, 4))
+    now = {"round": a_round(state_of(Decoder(4, (1, 8, 8), width=2)), {0: torch.randn(6, 4)}), "seed": 1, "z": layer}
+    for T_FKE in (0, 2):  # no epoch, or no peer
+        client = party(0, 1, {"now": dict(now)})
+        back = DFFKE(h=4, w_Dec=2, embed="answered", dock=True, T_FKE=T_FKE).exchange_returning(
+            client, PeersDocked({}, {})
+        )
+        assert (back.theta, {name: t.tolist() for name, t in back.z.items()}) == (
+            None,
+            {name: t.tolist() for name, t in layer.items()},
+        )
+        assert set(client.memory) == {"trained", "B"}, "nothing else is left"
+
+
 def test_every_reading_of_the_exchange_reaches_fit():
     """The other direction, by epoch, batch norms left alone, the student's own six rows with its own logits last."""
     _, answers, rounds, asked = exchanged(kl="student-first", alternate="epoch", statistics="own", own=True, T_FKE=1)
@@ -266,6 +344,40 @@ def test_presets_are_the_papers():
     assert (DFFKE().T_Tran, DFFKE().h, DFFKE().tau, DFFKE().eta, DFFKE().B) == (100, 512, 0.98, 1e-3, 100)
 
 
+def test_what_is_the_authors_is_off_unless_it_is_asked_for():
+    """Every setting of the preset but T_Dec and T_FKE: without the preset, and with it."""
+    besides = {
+        "kl": ("teacher-first", "teacher-first"),
+        "embed": (False, "answered"),
+        "review": (False, True),
+        "fresh": (False, "decoder"),
+        "output": ("tanh", "standardised"),
+        "mean_x": (0.0, -0.053),
+        "sigma_x": (1.0, 0.5),
+        "B_Tran": (100, "client"),
+        "decay_Tran": (0.0, 1e-3),
+        "alike": (False, True),
+        "rests": (False, True),
+        "batches": ("mixed", "peer"),
+        "dock": (False, True),
+        "reviewed": (1, 2),
+        "batches_Dec": ("mixed", "client"),
+        "answer_Dec": (False, True),
+        "md": ("none", "inverse-CE"),
+        "md_of": ("trained", "exchanged"),
+        "decay": (0.0, 1e-5),
+        "crop": (0, 4),
+        "jitter": (0.0, 0.4),
+        "colours": ("plain", "torchvision"),
+        "flip": (False, True),
+        "stops": ("after", "running"),
+        "E_local": (100, 1000),
+    }
+    paper, author = DFFKE(), DFFKE.make({}, "authors")
+    assert {name: (getattr(paper, name), getattr(author, name)) for name in besides} == besides
+    assert DFFKE.presets["authors"].keys() == {"T_Dec", "T_FKE", *besides}
+
+
 def plan(t, **facts):
     sizes = {"cnn": Size(1000, 10)}
     return Plan(
@@ -308,6 +420,26 @@ def test_traffic_when_clients_drop_out():
     assert size["down", "Unified.E"] == Size(3 * (4 * 60 * 16 + 3 * 8))
     assert size["up", "Answered.Y"] == Size(4 * 10 * (10 + 60) + 8 + 16)
     assert size["down", "Peers.Y"] == Size(4 * 10 * (10 + 60) + 8 + 16 + 2 * 8)
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_traffic_of_the_authors_code_when_clients_drop_out(sync):
+    """As above; answers have h = 16 numbers more a row, and client 0 alone comes to send its model and docking layer.
+    With `sync` an ask of nobody comes before. A client that answers on two past rounds has three times its rows."""
+    caught_up = [((), ())] * sync
+    asks = [((0, 1, 3), (0, 1, 3)), *caught_up, ((0, 1, 3), (0, 3)), ((0, 3), (0,))]
+    choices = {"AnsweredDocked.Y": {0: {7: None}, 3: {7: None, 2: None, 5: None}}}
+    values = {"embed": "answered", "dock": True, "batches": "peer", "reviewed": 2, "md": "KL", "md_of": "exchanged"}
+    size = DFFKE(h=16, sync=sync, **values).traffic(plan(7, asks=asks, choices=choices))
+    layer = Size(4 * (16 * width_of("cnn", (1, 8, 8), 10) + 16))
+    assert size["down", "UnifiedDocked.z"] == layer * 3
+    assert size["up", "ExchangedModel.z"] == layer
+    assert size["up", "ExchangedModel.theta"] == Size(1000, 10)
+    for field, columns in (("Y", 10), ("Z", 16)):
+        answers = Size(4 * columns * (10 + 3 * 30) + 8 + 24)
+        assert size["up", f"AnsweredDocked.{field}"] == answers
+        assert size["down", f"PeersDocked.{field}"] == answers + Size(2 * 8)
+    assert not size.keys() & {("up", "Answered.Y"), ("down", "Peers.Y"), ("down", "Unified.E")}
 
 
 # --- runs of DFFKE: what crosses the wire, noise and ledger, collaboration, and both points of a round.
@@ -397,6 +529,7 @@ def test_only_what_is_used_is_sent_after_the_exchange(off, gone, tmp_path):
         ({"dock": True}, "set embed"),
         ({"dock": True, "embed": True, "fresh": True}, 'set fresh = "decoder"'),
         ({"reviewed": 2}, 'set batches = "peer"'),
+        ({"md_of": "exchanged"}, "set md, or"),
     ],
 )
 def test_settings_of_the_authors_code_that_do_not_go_together_are_refused(values, said):
@@ -412,14 +545,14 @@ def test_docking_layers_learn_beside_networks_alone_and_in_a_stack():
         jobs, nets = [], []
         for k, n in ((0, 6), (1, 8)):
             torch.manual_seed(k)
-            net = models.build("mlp@0.25", shape=(1, 8, 8), classes=3).double()
+            net = build("mlp@0.25", shape=(1, 8, 8), classes=3).double()
             z = State({"weight": torch.randn(4, net.width).double(), "bias": torch.randn(4).double()})
             x, ys, e = (torch.randn(2 * n, *shape).double() for shape in ((1, 8, 8), (1, 3), (4,)))
             y, own = torch.arange(2 * n) % 3, (torch.arange(2 * n) < n).double()
             nets.append((net, WithDocking(net, z), (x, ys, e, y, own), n))
             options = {"opt": adam(0.01, weight_decay=0.1), "batch": 4, "epochs": 2, "turns": Turns((n, n))}
             options["given"] = {"student_first": False, "z": "learns"}
-            jobs.append(Job(nets[-1][1], loss_of_an_exchange, nets[-1][2], torch.Generator().manual_seed(k), options))
+            jobs.append(Job(nets[-1][1], module.exchanged, nets[-1][2], torch.Generator().manual_seed(k), options))
         if together:
             fit_together(jobs)
         else:
@@ -431,7 +564,7 @@ def test_docking_layers_learn_beside_networks_alone_and_in_a_stack():
     for alone, stacked in zip(*trained, strict=True):
         assert all(torch.allclose(alone[name], stacked[name], atol=1e-12) for name in alone)
     torch.manual_seed(0)
-    net, rows, n = models.build("mlp@0.25", shape=(1, 8, 8), classes=3).double(), nets[0][2], nets[0][3]
+    net, rows, n = build("mlp@0.25", shape=(1, 8, 8), classes=3).double(), nets[0][2], nets[0][3]
     first = torch.randn(4, net.width).double(), torch.randn(4).double()
     z = nn.Linear(net.width, 4).double()
     z.weight.data, z.bias.data = first
@@ -463,6 +596,7 @@ def test_past_rows_have_as_many_steps_as_current_ones():
     assert method.in_all_epochs(Turns((6, *sizes)), sizes) == Turns((6, *sizes), "step", (2, 1, 2, 2, 2))
     assert method.in_all_epochs(Turns(sizes), sizes).times == (1, 2, 2, 2)
     assert method.in_all_epochs(Turns((0, 7)), (0, 7)).times == (2, 2), "an empty part has no turn"
+    assert method.in_all_epochs(Turns((1, 7)), (1, 7)).times == (2, 2), "few rows are not seen more often for that"
     assert DFFKE(T_FKE=1, batches="peer", reviewed=2).in_all_epochs(Turns(sizes), sizes).times == (1, 1, 1, 1)
 
 
@@ -493,6 +627,44 @@ def test_dp_sgd_needs_the_goal_switched_off(tmp_path):
     record = run(**values, set=QUICK, out=tmp_path / "b")
     for client in record.ledger:
         assert {e.field: e.mechanism for e in client.entries}["Shared.theta"] == "post-processing of DP-SGD"
+
+
+@pytest.mark.parametrize(
+    ("values", "answers", "by_client", "known", "compared"),
+    [
+        ({}, False, False, False, None),
+        ({"answer_Dec": True}, True, False, True, None),
+        ({"md": "inverse-CE"}, False, False, True, None),
+        ({"md": "MSE", "batches_Dec": "client"}, False, True, False, None),
+        ({"md": "MSE", "md_of": "exchanged", "batches": "peer"}, False, False, False, [1.0, 5.0]),
+    ],
+    ids=["the paper", "answers", "inverse CE", "by client", "exchanged"],
+)
+def test_what_the_decoder_is_trained_with(values, answers, by_client, known, compared, monkeypatch):
+    """Models of one weight: 1 and 2 now, 5 where client 8's last exchange left it. Client 3 has exchanged nothing."""
+
+    class One(nn.Module):
+        def __init__(self, w=0.0):
+            super().__init__()
+            self.w = nn.Parameter(torch.tensor(w))
+
+        def classify(self, e):
+            return self.w * e
+
+    asked = []
+    monkeypatch.setattr(module, "train_decoder", lambda *of, **how: asked.append((of, how)))
+    server = SimpleNamespace(shape=(1, 8, 8), device="cpu", model=lambda arch: One(), arch=lambda k: "cnn")
+    method, clients = DFFKE(h=4, w_Dec=2, **values), {3: One(1.0), 8: One(2.0)}
+    past = {8: state_of(One(5.0)), 9: state_of(One(6.0))}
+    h = {3: torch.ones(2, 3), 8: torch.ones(4, 3)}
+    method.train_decoder(DataFree(state_of(method.decoder(server)), {}, past, {}, {}), server, clients, {}, {}, h)
+    (((_, _, given, *_), how),) = asked
+    assert given is clients
+    assert (how["answers"], how["by_client"], how["md"], "Y" in how) == (answers, by_client, method.md, known)
+    if known:
+        assert {k: y.tolist() for k, y in how["Y"].items()} == {3: [[1.0] * 3] * 2, 8: [[2.0] * 3] * 4}
+    found = how.get("peers")
+    assert (found and [net.w.item() for net in found.values()]) == compared
 
 
 def decoders(folder):
