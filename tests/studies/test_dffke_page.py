@@ -137,7 +137,7 @@ def test_how_many_rounds_are_the_papers():
     items = tomllib.loads(of_study("coverage.toml").read_text())["item"]
     counted = {i["item"]: i["rounds"] for i in items if i["paper"] == "DFFKE" and "Table" in i["item"]}
     assert {item for item, rounds in counted.items() if rounds != paper.setting["rounds"]} == {"Table 5"}
-    assert "count 300 as the paper's rounds, and name that code's beside them" in flat
+    assert "counts 300 as the paper's rounds; its rows of figures name that code's" in flat
     assert "has 30 to 40 for DFFKE, and at most 200 for the rivals, which stop after ten tests without a gain" in flat
     assert "the paper's 50" not in flat
     assert "published are 50 rounds" not in flat
@@ -190,7 +190,8 @@ def test_what_is_said_of_table_4_on_digits():
     lost = apart("no noise", "epsilon 1 as claimed").split()[0].lstrip("+")
     assert f"for epsilon = 1 it is {claimed['1']}, which is {lost} less, for 0.5 {claimed['0.5']}, " in flat
     assert f"for 0.25 {claimed['0.25']}." in flat
-    assert f"for epsilon = 1 takes {lost} of {lift.split()[0].lstrip('+')} points, pure noise all of them" in flat
+    words = f"for epsilon = 1 takes away {lost} of the {lift.split()[0].lstrip('+')} points that the exchange gains"
+    assert f"{words}, pure noise all of them" in flat
     bounded = [apart(f"epsilon {level} by clipping", "alone") for level in (8, 1)]
     assert f"the clients are {bounded[0]} points from training alone, and {bounded[1]} at epsilon = 1" in flat
     told = {round(fmean(runs[n, k]["attacks"]["embedding_match"]["auc"][0] for k in range(3)), 2): n
