@@ -197,10 +197,11 @@ def train_decoder(
     """
     rows, rng, sizes = torch.cat(list(E.values())), server.rng("Dec"), [len(e) for e in E.values()]
     mixed = (i for _ in range(epochs) for i in batches(len(rows), batch, rng))
-    order = [i.cpu().sort().values for i in (_of_each_client(sizes, batch, epochs, rng) if by_client else mixed)]
-    docked = Many(Docked(clients[k], theta_z[k], answers or md != "none") for k in E)  # sorted: by client
+    drawn_rows = _of_each_client(sizes, batch, epochs, rng) if by_client else mixed
+    order = [i.cpu().sort().values for i in drawn_rows]  # sorted: by client
+    docked = Many(Docked(clients[k], theta_z[k], answers or md != "none") for k in E)
     drawn = Mixed(docked, sizes, order, rows.device)
-    known = torch.cat([Y[k] for k in E]) if Y is not None else rows
+    known = rows.new_empty(0) if Y is None else torch.cat([Y[k] for k in E])
     against = _Against(list(E), clients if peers is None else peers, md, one_each=by_client and drawn.repeats)
 
     def loss() -> Tensor:
