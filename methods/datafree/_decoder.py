@@ -43,6 +43,8 @@ from fedaudit.training.fit import batches
 from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.training.models import Net
 from fedaudit.training.stacked.mixed_batches import Mixed
+from fedaudit.training.stacked.side_by_side import as_tensor_cores_take_it, rounded, tensor_cores
+from fedaudit.training.stacked.stackable import on_gpu
 
 Discrepancy = Literal["none", "KL", "MAE", "MSE", "inverse-CE"]
 Output = Literal["tanh", "standardised"]
@@ -76,7 +78,10 @@ class Decoder(nn.Module):
         )
 
     def forward(self, e: Tensor) -> Tensor:
-        x = self.layers(self.linear(e).unflatten(1, (2 * self.width, *self.seed)))
+        x = self.linear(e).unflatten(1, (2 * self.width, *self.seed))
+        if self.training and on_gpu([x]) and tensor_cores():  # without a gradient the other layout is faster
+            x = as_tensor_cores_take_it(x)
+        x = self.layers(x)
         if self.output == "standardised":
             mean, deviation = self.pixels
             x = x * deviation + mean
@@ -106,7 +111,8 @@ def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000, pixels: tuple
     output: Output = "standardised" if "layers.11.running_mean" in Dec else "tanh"
     blank = _blank(e.shape[1], shape, len(Dec["layers.6.weight"]), output, pixels, e.device)
     model = copied_with(blank, Dec) or load(copied(blank), Dec)
-    return in_chunks(model, e, batch)
+    with rounded(e.device):
+        return in_chunks(model, e, batch).to(e.dtype)
 
 
 @functools.lru_cache(maxsize=8)
@@ -206,13 +212,15 @@ def train_decoder(
 
     def loss() -> Tensor:
         e = rows[drawn.index]
-        x = Dec(e)
-        back, said = drawn(x).tensor_split([e.shape[1]], 1)
+        with rounded(e.device):
+            x = Dec(e).to(e.dtype)
+        out, peers_said = against.beside(drawn, x)
+        back, said = out.tensor_split([e.shape[1]], 1)
         L = fidelity(back, e)
         if answers:
             L = L + kl(known[drawn.index], said)  # KL[f(x) || f(Dec(e))]
         if md != "none":
-            L = L + against(x, known[drawn.index] if md == "inverse-CE" else said, drawn)
+            L = L + against(x, known[drawn.index] if md == "inverse-CE" else said, drawn, peers_said)
         return L.mean()
 
     Dec.train()
@@ -250,9 +258,13 @@ class _Against:
             others = [[float(i != k) for i in peers] for k in ids]
             self._weights = of.new_tensor(others) / torch.tensor([[max(sum(row), 1)] for row in others]).to(of)
 
-    def __call__(self, x: Tensor, teacher: Tensor, drawn: Mixed) -> Tensor:
-        if self.one_each:
-            found = discrepancy(self.md, teacher, torch.stack(self._all(x)))  # model, row
+    def beside(self, drawn: Mixed, x: Tensor) -> tuple[Tensor, list[Tensor] | None]:
+        """Return what each image's own client makes of it, and with `one_each` what all models say of it."""
+        return drawn.beside(x, self._all) if self.one_each else (drawn(x), None)
+
+    def __call__(self, x: Tensor, teacher: Tensor, drawn: Mixed, said: list[Tensor] | None) -> Tensor:
+        if said is not None:
+            found = discrepancy(self.md, teacher, torch.stack(said))  # model, row
             return self._weights.index_select(0, drawn.owner)[0] @ found
         parts = zip(self.ids, x.split(drawn.split), teacher.split(drawn.split), strict=True)
         return torch.cat([model_discrepancy(k, x_k, self.peers, self.md, said) for k, x_k, said in parts])

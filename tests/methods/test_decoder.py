@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from fedaudit import Turns, adam
 from fedaudit.errors import ContractError
+from fedaudit.methods.datafree import _decoder
 from fedaudit.methods.datafree._decoder import (
     Decoder,
     Docked,
@@ -24,6 +26,7 @@ from fedaudit.methods.datafree._decoder import (
     train_decoder,
 )
 from fedaudit.methods.datafree._docking import Docking, alignment, unify, z
+from fedaudit.training import cuda_graphs
 from fedaudit.training.models import build, count
 from fedaudit.wire.message import State, state_of
 
@@ -207,6 +210,27 @@ def test_a_checkpoint_that_does_not_fit_is_refused_and_one_of_another_layout_is_
     with pytest.raises(ContractError, match="does not fit"):
         decode(State({name: t for name, t in state.items() if name != "linear.bias"}), e, (1, 8, 8))
     assert torch.equal(decode(state, e, (1, 8, 8)), wanted), "the refused one left nothing behind"
+
+
+def test_images_are_decoded_in_the_precision_of_the_setting(monkeypatch):
+    """With factors of 16 bits, in the type of the embeddings. In training channels lie last on a GPU's tensor cores."""
+    torch.manual_seed(0)
+    model, e = Decoder(4, (3, 8, 8), width=2).eval(), torch.randn(7, 4)
+    exact = decode(state_of(model), e, (3, 8, 8))
+    with cuda_graphs.conditions("eager", bf16=True):
+        rounded = decode(state_of(model), e, (3, 8, 8))
+    assert rounded.dtype == exact.dtype
+    assert 1e-4 < (rounded - exact).abs().max() < 0.05
+    seen, wanted = [], copy.deepcopy(model).train()(e)
+    for layer in model.layers:
+        layer.register_forward_pre_hook(lambda m, x: seen.append(x[0].is_contiguous()))
+    for gpu, training in ((True, False), (False, True), (True, True)):
+        monkeypatch.setattr(_decoder, "on_gpu", lambda rows, gpu=gpu: gpu)
+        monkeypatch.setattr(_decoder, "tensor_cores", lambda: True)
+        seen.clear()
+        out = model.train(training)(e)
+        assert torch.allclose(out, wanted if training else exact, atol=1e-5)
+        assert (any if gpu and training else all)(seen) is not (gpu and training)
 
 
 def test_the_decoders_loss_is_the_sum_of_both():

@@ -221,9 +221,28 @@ def test_two_trainings_at_a_time_never_share_memory() -> None:
     fit_together(make("mlp@0.02", [12, 12]))
     (steps,) = kept_steps._kept
     form = steps.form
-    assert kept_steps.taken(form, 25) is None, "it has room for 24 rows"
     assert kept_steps.taken(form, 24) is steps
     assert kept_steps.taken(form, 24) is None, "it belongs to whoever took it"
+
+
+def test_what_a_training_has_outgrown_goes(replays: list[int]) -> None:
+    """A buffer grows from round to round, and its old memory would lie there for nothing. Of several the smallest goes,
+    for one that is made in its place; of another form none."""
+    for counts in ([12, 12], [20, 20], [16, 16]):
+        fit_together(make("mlp@0.02", counts))
+        kept_steps._kept[-1].form = StepForm(kept_steps._kept[-1].form.loss, "one")
+    fit_together(make("mlp@0.1", [4, 4]))
+    form = kept_steps._kept[0].form
+    assert kept_steps.taken(form, 41) is None, "there is room for 40 rows"
+    assert [len(steps.rows[0]) for steps in kept_steps._kept] == [40, 32, 8]
+    kept_steps.forget()
+    fit_together(make("mlp@0.02", [20, 20]))
+    fit_together(make("mlp@0.02", [12, 12]))
+    before = len(replays)
+    for _ in range(3):  # two trainings by turns find memory for both
+        fit_together(make("mlp@0.02", [12, 12]))
+        fit_together(make("mlp@0.02", [20, 20]))
+    assert len(replays) == before
 
 
 def test_of_several_that_are_large_enough_the_smallest_is_taken() -> None:

@@ -9,7 +9,15 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit.training.stacked.masked_norms import MaskedNorms, Unmaskable, batch_norm, maskable, one_channel
+from fedaudit.training.stacked.masked_norms import (
+    COUNT,
+    CountingTogether,
+    MaskedNorms,
+    Unmaskable,
+    batch_norm,
+    maskable,
+    one_channel,
+)
 
 MASK = torch.tensor([True, False, True, True, False])
 
@@ -72,3 +80,30 @@ def test_which_norms_can_leave_rows_out() -> None:
 )  # fmt: skip
 def test_norms_of_one_channel_that_look_at_the_batch(layer: nn.Module, training: bool, found: bool) -> None:
     assert one_channel(nn.Sequential(nn.BatchNorm2d(3), layer).train(training)) is found
+
+
+def test_batches_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One addition for all norms: none for a norm that did not run, two for one that ran twice. Other additions, and
+    other counts, are done as they come."""
+    net = nn.ModuleList([nn.BatchNorm1d(3, affine=False) for _ in range(4)])
+    counts = [norm.num_batches_tracked for norm in net]
+    counts[0].fill_(5)
+    added: list[int] = []
+    inner = torch._foreach_add_
+    monkeypatch.setattr(torch, "_foreach_add_", lambda of, by: added.append(len(of)) or inner(of, by))
+    x, total = torch.randn(4, 3), torch.zeros(2)
+    with CountingTogether(counts[:3]) as together:
+        net[0](net[0](x))
+        net[1](x)
+        net[3](x)
+        total.add_(1)
+        total += torch.ones(2)  # as a residual block adds
+        counts[2].add_(2)
+        assert [int(count) for count in counts] == [5, 0, 2, 1]
+    together.add()
+    assert [int(count) for count in counts] == [7, 1, 2, 1]
+    assert added == [2, 1]
+    assert total.tolist() == [2, 2]
+    together.add()
+    assert [int(count) for count in counts] == [7, 1, 2, 1], "each is added once"
+    assert {name.rpartition(".")[2] for name, t in net.named_buffers() if not t.is_floating_point()} == {COUNT}

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fedaudit.training import models
 from fedaudit.training.cuda_graphs import conditions
 from fedaudit.training.stacked import networks as networks_module
-from fedaudit.training.stacked.networks import Many, _alike, _groups, _on_gpu, answers
+from fedaudit.training.stacked.networks import Many, _alike, _groups, _on_gpu, answers, picked_beside
 
 ARCHS = ["cnn@0.25", "mlp", "cnn@0.25", "cnn_bn@0.25", "mlp", "cnn_bn@0.25", "cnn@0.25"]
 
@@ -205,7 +205,7 @@ def test_only_recorded_steps_of_deep_networks_go_side_by_side(monkeypatch: pytes
         for recorded in (True, False):
             monkeypatch.setattr(networks_module, "goes_apart", lambda net, rows, d=deep: seen.append((net, rows)) or d)
             monkeypatch.setattr(networks_module, "records_steps", lambda device, r=recorded: r)
-            assert stack._apart([x]) is (deep and recorded)
+            assert stack.apart([x]) is (deep and recorded)
     assert seen[0][0] is stack._bare
     assert seen[0][1][0] is x
 
@@ -219,9 +219,83 @@ def test_filters_and_images_lie_as_tensor_cores_take_them(apart: list[int], monk
     many(x)
     stack = next(iter(many._stacks.values()))
     assert laid.count(x.shape) == 2
-    filters = [t for of_one in stack._laid for t in of_one.values() if t.dim() == 4]
-    assert filters
-    assert all(t.is_contiguous(memory_format=torch.channels_last) for t in filters)
-    before = len(laid)
+    stacked = {name: t for name, t in stack._laid.items() if t.dim() == 5}
+    assert stacked
+    for which in (1, torch.tensor([1])):
+        filters = {name: networks_module._of_network(t, which) for name, t in stacked.items()}
+        assert all(t.is_contiguous(memory_format=torch.channels_last) for t in filters.values())
+        assert all(torch.equal(t, stack._tensors[name][1]) for name, t in filters.items())
+    before = dict(stack._laid)
     many(x)
-    assert len(laid) == before + 2, "the filters are laid out once"
+    assert all(stack._laid[name] is t for name, t in before.items()), "the filters are laid out once"
+
+
+def of_one_kind(seed: int, count: int) -> list[nn.Module]:
+    torch.manual_seed(seed)
+    made = [models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4).double().eval() for _ in range(count)]
+    for net in made:
+        for m in net.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.running_mean.normal_()  # type: ignore[union-attr]
+    return made
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_one_that_is_picked_beside_all_others(deep: bool, apart: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both answer as they would by themselves, gradients too; side by side all of them are of one pass."""
+    monkeypatch.setattr(networks_module, "goes_apart", lambda network, rows: deep)
+    nets, others, (x,) = of_one_kind(1, 3), of_one_kind(2, 2), images(5)
+    for i in (2, 0):
+        apart.clear()
+        one, rest = Many(nets, stacked=True), Many(others, stacked=True)
+        found, said = picked_beside(one, torch.tensor([i]), rest, x)
+        assert apart == ([3] if deep else [])
+        wanted = [nets[i](x), *(net(x) for net in others)]
+        torch.testing.assert_close([found, *said], wanted, atol=1e-12, rtol=1e-12)
+        torch.testing.assert_close(one.picked(torch.tensor([i]), x), wanted[0], atol=1e-12, rtol=1e-12)
+        there, back = (
+            torch.autograd.grad(sum((j + 1) * out.square().sum() for j, out in enumerate(of)), x)[0]
+            for of in ([found, *said], wanted)
+        )
+        torch.testing.assert_close(there, back, atol=1e-10, rtol=1e-10)
+
+
+def test_who_listens_hears_the_others_too(apart: list[int]) -> None:
+    """A hook, or a batch norm that is in training again, is for the networks themselves."""
+    nets, others, (x,) = of_one_kind(1, 2), of_one_kind(2, 2), images(5)
+    one, rest, heard = Many(nets, stacked=True), Many(others, stacked=True), []
+    assert one.side_by_side(x) is not None
+    assert Many(networks(), stacked=True).side_by_side(x) is None, "of several kinds"
+    hook = others[1].register_forward_hook(lambda m, i, out: heard.append(out))
+    _, said = picked_beside(one, torch.tensor([0]), rest, x)
+    assert len(heard) == 1
+    assert torch.equal(said[1], heard[0])
+    hook.remove()
+    assert rest.side_by_side(x) is not None
+    others[0].train()
+    assert rest.side_by_side(x) is None
+
+
+def test_factors_of_deep_networks_have_16_bits_where_the_setting_says_so(apart: list[int]) -> None:
+    """They are rounded once. Sums, batch norms and answers keep their type, as in training."""
+    nets, x = [net.float() for net in of_one_kind(1, 2)], images(5)[0].detach().float()
+    plain = Many(nets, stacked=True)
+    exact = torch.stack(plain(x))
+    torch.testing.assert_close(exact, torch.stack([net(x) for net in nets]))
+    with conditions("recorded", bf16=True, stacked=True):
+        many = Many(nets)
+        found = torch.stack(many(x))
+        (stack,) = many._stacks.values()
+        with torch.autocast("cpu", torch.bfloat16):
+            wanted = torch.stack([net(x) for net in nets]).float()
+        picked = many.picked(torch.tensor([1]), x)
+    assert found.dtype == picked.dtype == torch.float32
+    rounding = (wanted - exact).abs().max()
+    assert rounding > 1e-3, "nothing was rounded"
+    assert (found - exact).abs().max() < 2 * rounding, "frozen norms are part of the factors, so that both round"
+    assert (found - exact).abs().max() > 0.1 * rounding
+    torch.testing.assert_close(picked, found[1], atol=1e-6, rtol=1e-6)
+    halved = {name for name, t in stack._laid.items() if t.dtype == torch.bfloat16}
+    layers = {name for name, m in stack._bare.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
+    assert halved == {name for name in stack._laid if name.rpartition(".")[0] in layers}
+    assert {t.dtype for t in plain._stacks[next(iter(plain._stacks))]._laid.values()} == {torch.float32}

@@ -87,6 +87,42 @@ def test_factors_of_16_bits_are_those_of_each_model_alone(apart: list[int], monk
     assert len(cast) == steps, "batch norms would be cast back and forth, which autocast spares"
 
 
+def test_batches_are_counted_by_one_addition_a_step(apart: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU each addition is a kernel, and a ResNet-18 has twenty batch norms."""
+    added: list[int] = []
+    inner = mapped_loss.CountingTogether.add
+
+    def add(self: mapped_loss.CountingTogether) -> None:
+        added.append(len(self._seen))
+        inner(self)
+
+    monkeypatch.setattr(mapped_loss.CountingTogether, "add", add)
+    together, alone = (make("cnn_bn@0.25", [8, 12]) for _ in range(2))
+    found = fit_together(together)
+    norms = sum(isinstance(m, nn.BatchNorm2d) for m in together[0].model.modules())
+    assert added == [norms] * sum(of_model.steps for of_model in found)
+    for job in alone:
+        job.alone()
+    for a, b in zip(together, alone, strict=True):
+        for (name, t), other in zip(a.model.named_buffers(), b.model.buffers(), strict=True):
+            if name.endswith("num_batches_tracked"):
+                assert int(t) == int(other) > 0
+
+
+def test_a_residual_network_goes_side_by_side(apart: list[int]) -> None:
+    """Its blocks add in place what they got to what they made of it."""
+    together, alone = (list(make("mlp", [4, 4], epochs=1)) for _ in range(2))
+    for jobs in (together, alone):
+        for i, job in enumerate(jobs):
+            torch.manual_seed(i)
+            object.__setattr__(job, "model", models.build("resnet18@0.125", shape=(1, 8, 8), classes=4).double())
+    fit_together(together)
+    assert apart == [2]
+    for job in alone:
+        job.alone()
+    assert distance(together, alone) < 1e-10
+
+
 def test_images_lie_as_tensor_cores_take_them(apart: list[int]) -> None:
     seen: list[tuple[bool, bool]] = []
 

@@ -128,13 +128,14 @@ holders.append(held)
 def taken(form: StepForm, count: int) -> KeptSteps | None:
     """Return kept steps of this form with room for so many rows, which are the caller's now; None if there are none.
 
-    Of several it returns those with the least room, so that larger trainings find theirs.
+    Of several it returns those with the least room, so that larger trainings find theirs. If all have too little room,
+    the training has outgrown them: the smallest goes, because the caller makes a larger one in its place.
     """
     with _lock:
-        fitting = [steps for steps in reversed(_kept) if len(steps.rows[0]) >= count and steps.form.is_like(form)]
-        found = min(fitting, key=lambda steps: len(steps.rows[0]), default=None)
-        if found is not None:
-            _kept.remove(found)
+        like = sorted((s for s in reversed(_kept) if s.form.is_like(form)), key=lambda steps: len(steps.rows[0]))
+        found = next((steps for steps in like if len(steps.rows[0]) >= count), None)
+        if like:
+            _kept.remove(like[0] if found is None else found)
         return found
 
 

@@ -25,7 +25,7 @@ from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
 from fedaudit.training.stacked.given import map_given
 from fedaudit.training.stacked.layers import quicker
-from fedaudit.training.stacked.masked_norms import MaskedNorms
+from fedaudit.training.stacked.masked_norms import COUNT, CountingTogether, MaskedNorms
 from fedaudit.training.stacked.side_by_side import (
     as_tensor_cores_take_it,
     drawing_nothing,
@@ -97,7 +97,11 @@ class MappedLoss:
         seen = [row.squeeze(0) for row in rows]
         if self.apart:
             mine, seen = halved(self.model, mine), [as_tensor_cores_take_it(row) for row in seen]
-        mean, total = self._of_one(mine, others, seen, told, only)
+            with CountingTogether(t for name, t in others.items() if name.endswith(COUNT)) as counts:
+                mean, total = self._of_one(mine, others, seen, told, only)
+            counts.add()
+        else:
+            mean, total = self._of_one(mine, others, seen, told, only)
         return mean[None], total[None]
 
     @property

@@ -1,11 +1,15 @@
-"""Batch norms that leave out the rows that fill a batch up.
+"""Batch norms that leave out the rows that fill a batch up, and that count their batches together.
 
 In a stack of models, batches of unequal size are filled up to one size. A batch norm in training would count the
 filling rows in its statistics. Here the mean and variance, and the running ones too, are those of the real rows alone.
+
+A batch norm also counts its batches. On a GPU each count is a kernel of its own, twenty in a step of a ResNet-18.
+`CountingTogether` counts for all of them by one kernel.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, cast
 
 import torch
@@ -13,6 +17,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+
+COUNT = "num_batches_tracked"  # the name that torch gives a batch norm's count
 
 
 class Unmaskable(RuntimeError):
@@ -49,6 +55,30 @@ class MaskedNorms(TorchFunctionMode):
         if given.get("training"):
             return batch_norm(self._mask, **given)
         return func(*args, **(kwargs or {}))
+
+
+class CountingTogether(TorchFunctionMode):
+    """While entered, leaves out what batch norms add to these counts. `add` then adds all of it at once."""
+
+    def __init__(self, counts: Iterable[Tensor]):
+        super().__init__()
+        self._counts = list(counts)
+        self._seen: list[Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        mine = next((count for count in self._counts if args and count is args[0]), None)
+        if func is torch.Tensor.add_ and mine is not None and args[1:] == (1,) and not kwargs:
+            self._seen.append(mine)
+            return mine
+        return func(*args, **(kwargs or {}))
+
+    def add(self) -> None:
+        """Add one to each count, as often as a batch norm has done so."""
+        while self._seen:
+            once = list({id(count): count for count in self._seen}.values())
+            torch._foreach_add_(once, 1)
+            for count in once:
+                self._seen.pop(next(i for i, seen in enumerate(self._seen) if seen is count))
 
 
 _NAMES = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")

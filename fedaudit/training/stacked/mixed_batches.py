@@ -12,6 +12,7 @@ If each batch belongs to one network alone, nothing has to be filled up: a step 
     mixed.index                                    # its rows
     mixed(x)                                       # each row's output from its own network, row by row
     mixed.owner                                    # where each batch has one network: its number, a tensor of one
+    mixed.beside(x, others)                        # the same outputs, and those of all others to every row
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.training.cuda_graphs import records_steps, stacks_networks
-from fedaudit.training.stacked.networks import Many
+from fedaudit.training.stacked.networks import Many, picked_beside
 from fedaudit.training.stacked.stackable import rowwise
 
 
@@ -96,6 +97,12 @@ class Mixed:
         drawn = {place: part for place, part in parts if len(part)}
         found = torch.cat(self._networks.each(list(drawn.values()), only=list(drawn)))
         return _moved(found, self._back, self._there) if self.repeats else found
+
+    def beside(self, x: Tensor, others: Many) -> tuple[Tensor, list[Tensor]]:
+        """Return each row's output from its own network, and the answers of all other networks to every row."""
+        if self.repeats and self._one_each:
+            return picked_beside(self._networks, self.owner, others, x)
+        return self(x), others(x)
 
 
 def _moved(x: Tensor, there: Tensor, back: Tensor) -> Tensor:

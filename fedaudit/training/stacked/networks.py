@@ -10,9 +10,10 @@ not the networks.
     teachers.each([x_0, x_1, ...])           # f_0(x_0), f_1(x_1), ...: each has its own rows, any number of them
     teachers(x, only=[0, 3])                 # some of them: those with weight 0 on a batch cost nothing
     teachers.picked(which, x)                # the one whose number the tensor `which` holds, for recorded steps
+    picked_beside(teachers, which, peers, x) # the same, and the answers of other networks, all at once
 
 Deep and wide networks are faster side by side, each on a stream of its own (see `side_by_side`). They run that way
-where steps are recorded.
+where steps are recorded, with factors of 16 bits where the setting says so.
 
 Only the stacked engine does this. The others run the networks one after the other and keep their bits.
 """
@@ -27,12 +28,12 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from fedaudit.training.cuda_graphs import capturing, clocked, may_choose, records_steps, stacks_networks
+from fedaudit.training.cuda_graphs import capturing, clocked, halves, may_choose, records_steps, stacks_networks
 from fedaudit.training.folded_norms import folded
 from fedaudit.training.stacked.layers import quicker
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, Caller, picking, places
 from fedaudit.training.stacked.masked_norms import one_channel
-from fedaudit.training.stacked.side_by_side import as_tensor_cores_take_it, each_on_its_lane, goes_apart
+from fedaudit.training.stacked.side_by_side import as_tensor_cores_take_it, each_on_its_lane, goes_apart, rounded
 from fedaudit.training.stacked.stackable import rowwise, same_hooks, structure
 
 _faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
@@ -77,19 +78,31 @@ class Many(list[nn.Module]):
         """
         return self._stacks[id(self._group_of[0])].picked(which, x)
 
+    def side_by_side(self, x: Tensor) -> _Stack | None:
+        """Return the stack of all networks if they look at these rows side by side, each by itself; else None."""
+        if not self.pickable or self._heard:
+            return None
+        stack = self._stacks[id(self._group_of[0])]
+        return stack if stack.apart([x]) and not stack.thawed else None
+
+    @property
+    def _heard(self) -> bool:
+        """Return whether somebody listens to a layer: hooks are called by the network itself only."""
+        return any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
+
     def _all(self, method: str, x: Tensor, only: Sequence[int] | None) -> list[Tensor]:
         chosen = list(range(len(self)) if only is None else only)
         return self._run(method, dict.fromkeys(chosen, x), chosen)
 
     def _run(self, method: str, rows: dict[int, Tensor], chosen: list[int]) -> list[Tensor]:
         found: dict[int, Tensor] = {}
-        heard = any(layer._forward_hooks or layer._forward_pre_hooks for layer in self._layers)
+        heard = self._heard
         for i in chosen:
             if i in found:
                 continue
             group = [j for j in self._group_of[i] if j in rows]
             stack = self._stacks.get(id(self._group_of[i]))
-            if stack is None or len(group) == 1 or heard or stack.thawed:  # hooks are called by the network itself only
+            if stack is None or len(group) == 1 or heard or stack.thawed:
                 found[i] = _call(self[i], method, rows[i])
                 continue
             where = [self._group_of[i].index(j) for j in group]
@@ -106,7 +119,7 @@ class _Stack:
         self._caller = Caller(quicker(bare) if first is not None and _on_gpu(first) else bare)
         self._places = places(self._caller)
         self._bare = bare
-        self._laid: list[dict[str, Tensor]] = []  # each network's tensors as tensor cores take them
+        self._laid: dict[str, Tensor] = {}  # all networks' tensors as tensor cores take them, channels behind
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in networks[0].modules())
@@ -119,8 +132,8 @@ class _Stack:
         return any(norm.training for norm in self._norms)
 
     def __call__(self, method: str, where: Sequence[int], rows: Sequence[Tensor]) -> list[Tensor]:
-        if self._apart(rows):
-            return each_on_its_lane([self._one_apart(method, i) for i in where], rows)
+        if self.apart(rows):
+            return each_on_its_lane([self.one_apart(method, i) for i in where], rows)
         tensors = self._tensors
         if len(where) < self._count:
             index = torch.tensor(where, device=rows[0].device)
@@ -138,30 +151,45 @@ class _Stack:
 
     def picked(self, which: Tensor, x: Tensor) -> Tensor:
         """Return the answer of the network at the place that a tensor of one number says."""
+        if self.apart([x]):
+            return self.one_apart("forward", which)(x)
         found: Tensor = self._one("forward")({n: t.index_select(0, which)[0] for n, t in self._tensors.items()}, x)
         return found
 
-    def _apart(self, rows: Sequence[Tensor]) -> bool:
+    def apart(self, rows: Sequence[Tensor]) -> bool:
         """Return whether the networks run side by side.
 
         Without a recording, a pass of each would start too many kernels one after the other.
         """
         return goes_apart(self._bare, rows) and records_steps(rows[0].device)
 
-    def _one_apart(self, method: str, i: int) -> Callable[[Tensor], Tensor]:
-        """Return network i, whose images and filters lie as tensor cores take them."""
-        if not self._laid:
-            each = [{name: t[at] for name, t in self._tensors.items()} for at in range(self._count)]
-            self._laid = [{name: as_tensor_cores_take_it(t) for name, t in of_one.items()} for of_one in each]
+    def one_apart(self, method: str, which: int | Tensor) -> Callable[[Tensor], Tensor]:
+        """Return one network, whose images and filters lie as tensor cores take them. A recorded step reads its number
+        from a tensor of one.
+        """
         caller = Caller(self._bare)
-        placed = {place: self._laid[i][name] for place, name in places(caller).items()}
+        at, laid = places(caller), self._laid_out()
 
         def one(x: Tensor) -> Tensor:
-            rows = as_tensor_cores_take_it(x)
-            found: Tensor = functional_call(caller, placed, (method, rows), tie_weights=False)
-            return found
+            of_one = {name: _of_network(t, which) for name, t in laid.items()}
+            placed = {place: of_one[name] for place, name in at.items()}
+            with rounded(x.device):
+                found: Tensor = functional_call(caller, placed, (method, as_tensor_cores_take_it(x)), tie_weights=False)
+            return found.to(x.dtype)
 
         return one
+
+    def _laid_out(self) -> dict[str, Tensor]:
+        """Return all networks' tensors, filters with their channels behind, and factors in 16 bits where the setting
+        says so: they are frozen, so that no step has to round them again.
+        """
+        if not self._laid:
+            factors = {name for name, m in self._bare.named_modules() if type(m) in (nn.Conv2d, nn.Linear)}
+            for name, t in self._tensors.items():
+                lies = t.movedim(2, -1).contiguous() if t.dim() == 5 else t
+                rounds = name.rpartition(".")[0] in factors and halves() is not None
+                self._laid[name] = lies.to(halves()) if rounds else lies
+        return self._laid
 
     def _mapped(self, method: str, tensors: dict[str, Tensor], x: Tensor, over: int | None) -> Tensor:
         """Run all networks at once. On a GPU, convolutions are products of matrices where that was measured to be
@@ -190,6 +218,25 @@ class _Stack:
                 return functional_call(self._caller, placed, (method, x), tie_weights=False)
 
         return one
+
+
+def picked_beside(one: Many, which: Tensor, others: Many, x: Tensor) -> tuple[Tensor, list[Tensor]]:
+    """Return the answer of the one network whose number is in `which`, and the answers of all others, to the same rows.
+
+    Where both kinds run side by side, nobody waits for another.
+    """
+    picked, rest = one.side_by_side(x), others.side_by_side(x)
+    if picked is None or rest is None:
+        return one.picked(which, x), others(x)
+    runs = [picked.one_apart("forward", which), *(rest.one_apart("forward", i) for i in range(len(others)))]
+    found, *said = each_on_its_lane(runs, [x] * len(runs))
+    return found, said
+
+
+def _of_network(t: Tensor, which: int | Tensor) -> Tensor:
+    """Return one network's part of a tensor of all, filters with their channels last in memory alone."""
+    mine = t[which] if isinstance(which, int) else t.index_select(0, which)[0]
+    return mine.movedim(-1, 1) if t.dim() == 5 else mine
 
 
 def answers(networks: Sequence[nn.Module], x: Tensor) -> Tensor:
