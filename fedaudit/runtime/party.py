@@ -37,7 +37,7 @@ from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carrie
 from fedaudit.training.forward import in_chunks, row_by_row
 from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.codec import Frozen, digest_of
-from fedaudit.wire.message import Down, State, Up
+from fedaudit.wire.message import Down, State, Up, load
 from fedaudit.wire.release import Protection
 
 
@@ -116,9 +116,10 @@ class Server(Party):
         """Return client k as the sender of a reply that enters a sum."""
         return Sender(k, self.t, self._hub.archs, self._hub.shape, self._hub.classes)
 
-    def model(self, arch: str | None = None) -> models.Net:
-        """Return a freshly initialised model, in evaluation mode."""
-        return self._hub.build(self._hub.server_arch() if arch is None else arch)
+    def model(self, arch: str | None = None, *, state: Mapping[str, Tensor] | None = None) -> models.Net:
+        """Return a freshly initialised model, or one with the tensors of a state, in evaluation mode."""
+        of = self._hub.server_arch() if arch is None else arch
+        return self._hub.build(of) if state is None else load(self._hub.blank(of), state)
 
     @property
     def public_labelled(self) -> bool:
@@ -243,9 +244,11 @@ class Client(Party):
         self._look()
         return self._site.validation()
 
-    def server_model(self) -> models.Net:
-        """Return a freshly initialised model of the server's architecture, which everybody knows."""
-        return self._site.server_model()
+    def server_model(self, *, state: Mapping[str, Tensor] | None = None) -> models.Net:
+        """Return a freshly initialised model of the server's architecture, which everybody knows, or one with the
+        tensors of a state.
+        """
+        return self._site.server_model() if state is None else load(self._site.blank_server_model(), state)
 
     def __len__(self) -> int:
         return self._site.count

@@ -62,6 +62,7 @@ class Site(RunFacts):
     fresh_model: Callable[[], Net]
     model_with: Callable[[State], Net]
     server_model: Callable[[], Net]
+    blank_server_model: Callable[[], Net]  # the same without weights of its own: they are about to be replaced
     own: Callable[[], Rows]
     validation: Callable[[], Rows]  # held out for choosing; nobody trains on them
     others: Callable[[], Rows]  # equally many records that no client holds, for the test of declarations
@@ -107,4 +108,5 @@ class Hub(RunFacts):
     archs: tuple[str, ...]
     server_arch: Callable[[], str]
     build: Callable[[str], Net]
+    blank: Callable[[str], Net]  # the same without weights of its own: they are about to be replaced
     public_labelled: bool

@@ -181,6 +181,17 @@ class World:
         """Return the name that client k's model gives itself."""
         return name_of(self._template(k))
 
+    def blank(self, arch: str) -> models.Net:
+        """Return a model of this architecture whose weights are about to be replaced. Nothing is drawn for it: to draw
+        the weights of a ResNet-18 takes longer than to train it for ten steps.
+        """
+        if arch in self.archs:
+            return self.blank_model(self.archs.index(arch))
+        if arch not in self._templates:
+            with seeded(self.setting.seed, "model", arch):
+                self._templates[arch] = self.build(arch)
+        return copied(self._templates[arch])
+
     def _template(self, k: int) -> models.Net:
         arch = self.archs[k]
         if arch not in self._templates:
@@ -355,6 +366,7 @@ class World:
             fresh_model=functools.partial(self.fresh_model, k),
             model_with=functools.partial(self.model_with, k),
             server_model=lambda: self.build(self.server_arch),
+            blank_server_model=lambda: self.blank(self.server_arch),
             own=functools.partial(self.members, k) if rows is None else lambda: rows,
             seen=functools.partial(self.seen_members, k) if rows is None else None,
             validation=functools.partial(self.validation, k) if rows is None else nothing_else,
@@ -377,6 +389,7 @@ class World:
             archs=tuple(self.archs),
             server_arch=lambda: self.server_arch,
             build=self.build,
+            blank=self.blank,
             public_labelled=self.public_labelled,
         )
 

@@ -226,7 +226,7 @@ class FedAF(Condensing):
         V = mean_by_class({k: a.V for k, a in logits.items()}) if self.lambda_loc else {}  # Eqs. 8, 9
         sent: dict[int, Any] = cohort.ask(self.condense, Peers(V))
         S = gathered({k: a.S for k, a in sent.items()})
-        w = load(server.model(), s.w)
+        w = server.model(state=s.w)
         opt = sgd(self.eta_w, momentum=self.momentum)
         if not self.lambda_glob:
             server.fit(w, seen_ce, S, epochs=self.E, batch=self.B_w, opt=opt, given=self.of_views)
@@ -309,7 +309,7 @@ class FedAF(Condensing):
         return self.descend(client, S, D, l_loc)
 
     def predictor(self, s: Trained, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         planned = {k: plan.held(k, self.least) for k in plan.participants}

@@ -83,7 +83,7 @@ class FedDM(Condensing):
 
     def round(self, s: Trained, server: Server, cohort: Cohort) -> Trained:  # on the server
         sent: dict[int, Any] = cohort.ask(self.condense, Global(s.w))
-        w = load(server.model(), s.w)
+        w = server.model(state=s.w)
         S = gathered({k: a.S for k, a in sent.items()})
         opt = sgd(self.eta_w, momentum=self.momentum)
         server.fit(w, seen_ce, S, epochs=self.E, batch=self.B_w, opt=opt, given=self.of_views)
@@ -115,7 +115,7 @@ class FedDM(Condensing):
         return self.answer(self.descend(client, S, D, loss))
 
     def predictor(self, s: Trained, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         up = f"{self.answer.__name__}.S"

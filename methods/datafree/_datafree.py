@@ -338,7 +338,7 @@ class DataFree(Method):
             counts = cohort.ask(self.count_labels, HowMany())
             uploaded = {k: uploaded[k] for k in counts}
             n = torch.stack([r.n for r in counts.values()]).clamp_min(0)  # noise could have made one negative
-        f = load(server.model(), after.w)
+        f = server.model(state=after.w)
         teachers = Many(self.normed(frozen(host.teacher(server, k, r.w))) for k, r in uploaded.items())
         nets, seen = self.distil(server, f, teachers, n, s.nets)
         self._check(server, f, nets)
@@ -392,7 +392,7 @@ class DataFree(Method):
         return Right(torch.stack(right).float())
 
     def predictor(self, s: Tuned, server: Server) -> nn.Module | None:
-        apart = None if s.apart is None else load(server.model(), s.apart)
+        apart = None if s.apart is None else server.model(state=s.apart)
         return self.tested(self.host.predictor(cast(Any, s.host), server) if apart is None else apart)
 
     def tested(self, net: nn.Module | None) -> nn.Module | None:
@@ -400,7 +400,7 @@ class DataFree(Method):
         return OnBatchStatistics(net) if self.statistics == "batch" and net is not None else net
 
     def global_points(self, s: Tuned, server: Server) -> dict[str, nn.Module]:
-        return {"before distillation": cast(nn.Module, self.tested(load(server.model(), s.before)))}
+        return {"before distillation": cast(nn.Module, self.tested(server.model(state=s.before)))}
 
     def diagnostics(self, s: Tuned) -> dict[str, float]:
         own = {} if s.measured is None else {k: float(v) for k, v in dataclasses.asdict(cast(Any, s.measured)).items()}

@@ -83,7 +83,7 @@ class Plain:
         return cast(Record, s)
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
-        return load(server.model(server.arch(k)), w)
+        return server.model(server.arch(k), state=w)
 
     def goes_on(self) -> bool:
         return False
@@ -163,7 +163,7 @@ class Alone(WithOptimiser):
         return s
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
-        return load(server.model(server.arch(k)), w)
+        return server.model(server.arch(k), state=w)
 
     def goes_on(self) -> bool:
         return True
@@ -180,7 +180,7 @@ class Alone(WithOptimiser):
         return Uploaded(state_of(client.model))
 
     def predictor(self, s: Given, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         sent = plan.state() * len(plan.asked(0)) if self.start == "global" else 0

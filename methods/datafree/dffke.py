@@ -362,7 +362,7 @@ class DFFKE(FKE):
         if not shared:
             return s
         holds = self.synchronise(s, cohort, list(shared)) if self.sync else s.holds
-        clients = {k: load(server.model(server.arch(k)), r.theta) for k, r in shared.items()}
+        clients = {k: server.model(server.arch(k), state=r.theta) for k, r in shared.items()}
         theta_z = unify(  # lines 8-9, Eq. 11
             server, {k: (r.E, r.Y) for k, r in shared.items()}, {} if self.fresh is True else s.z, self.h,
             epochs=self.T_Tran, batch=self.B_Tran, opt=adam(self.eta, weight_decay=self.decay_Tran),
@@ -585,7 +585,7 @@ class DFFKE(FKE):
         if self.md_of == "exchanged":  # a client that has exchanged nothing yet is as it is now
             last = {k: s.exchanged.get(k) for k in clients}
             options["peers"] = {
-                k: model if (w := last[k]) is None else load(server.model(server.arch(k)), w)
+                k: model if (w := last[k]) is None else server.model(server.arch(k), state=w)
                 for k, model in clients.items()
             }
         return train_decoder(server, Dec, clients, theta_z, E, **options)  # Eq. 12

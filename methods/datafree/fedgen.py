@@ -231,7 +231,7 @@ class FedGen(WithViews):
         return Update(state_of(client.model, self.part()), c)  # line 11
 
     def predictor(self, s: Learned, server: Server) -> nn.Module | None:
-        return load(server.model(), s.theta)
+        return server.model(state=s.theta)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # FedZGE, Table 8, and p^(y)
         width = _width(plan.server_arch, plan.shape, plan.classes)

@@ -227,7 +227,7 @@ class FedZGE(Method):
         return Generator(self.d_z, server.shape, server.classes).to(server.device)
 
     def round(self, s: Learned, server: Server, cohort: Cohort) -> Learned:
-        f, G = load(server.model(), s.theta), load(self.generator(server), s.theta_G).train()
+        f, G = server.model(state=s.theta), load(self.generator(server), s.theta_G).train()
         moments, moments_G = s.moments, s.moments_G
         models: dict[int, nn.Module] = {}
         inner: dict[int, State] = {}
@@ -247,7 +247,7 @@ class FedZGE(Method):
             e, e_u = outputs[: self.B], outputs[self.B :].view(self.queried, self.B, server.classes)
             if self.images == "trained":
                 if self.openly:
-                    models = models or {k: load(server.model(server.arch(k)), r.theta) for k, r in replies.items()}
+                    models = models or {k: server.model(server.arch(k), state=r.theta) for k, r in replies.items()}
                     g = true_gradient(self.L_G, f, x, {k: models[k] for k in N}, N, e, z, y)
                 else:
                     g = self.estimated(f, x, u, e, e_u, z, y)
@@ -340,14 +340,14 @@ class FedZGE(Method):
         return Distilled()
 
     def predictor(self, s: Learned, server: Server) -> nn.Module:
-        return load(server.model(), s.theta)  # line 36
+        return server.model(state=s.theta)  # line 36
 
     def global_points(self, s: Learned, server: Server) -> dict[str, nn.Module]:
         if self.tested == "end":
             return {}
         inner = {f"test batch statistics, inner step {i}": w for i, w in s.inner.items()}
         of = {"test batch statistics": s.theta, **inner}
-        return {name: OnBatchStatistics(load(server.model(), w)) for name, w in of.items()}
+        return {name: OnBatchStatistics(server.model(state=w)) for name, w in of.items()}
 
     def diagnostics(self, s: Learned) -> dict[str, float]:
         return {} if s.agreement is None else {"agreement of e with y^": s.agreement}

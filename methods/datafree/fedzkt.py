@@ -122,8 +122,8 @@ class FedZKT(Method):
 
     def round(self, s: Central, server: Server, cohort: Cohort) -> Central:
         replies = cohort.ask(self.local_update, Train())
-        f = {k: load(server.model(server.arch(k)), r.w) for k, r in replies.items()}
-        F, G = load(server.model(), s.w), load(self.generator(server), s.G)
+        f = {k: server.model(server.arch(k), state=r.w) for k, r in replies.items()}
+        F, G = server.model(state=s.w), load(self.generator(server), s.G)
         rng = server.rng("z")
         self.collect(server, F, G, list(f.values()), rng)
         for k, f_k in f.items():
@@ -182,7 +182,7 @@ class FedZKT(Method):
         return Absorbed()
 
     def predictor(self, s: Central, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {

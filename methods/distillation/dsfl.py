@@ -33,7 +33,6 @@ from fedaudit import (
     Up,
     adam,
     ce,
-    load,
     private,
     register,
     state_of,
@@ -85,7 +84,7 @@ class DSFL(Method):
         x_p = server.public[0][auxiliary(s.order, server.t, min(self.B, len(s.order)))]
         by = "N" if self.weights == "samples" else None
         p = self.era(cohort.mean(self.update_and_predict, Auxiliary(x_p, None), by=by).value.p)
-        f = load(server.model(), s.theta)
+        f = server.model(state=s.theta)
         server.fit(f, imitate, (x_p, p), epochs=self.E, batch=len(x_p), opt=adam(self.eta))
         cohort.ask(self.distillation, GlobalLabels(p))
         return Walked(state_of(f), s.order)
@@ -106,7 +105,7 @@ class DSFL(Method):
         return Distilled()
 
     def predictor(self, s: Walked, server: Server) -> nn.Module:
-        return load(server.model(), s.theta)
+        return server.model(state=s.theta)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # FedZGE, Table 8
         rows = min(self.B, plan.public) if plan.public else self.B

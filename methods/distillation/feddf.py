@@ -32,7 +32,7 @@ import torch
 from pydantic import Field, create_model
 from torch import Tensor, nn
 
-from fedaudit import Client, Cohort, Method, Plan, Record, Server, Size, State, adam, kl, load, register, sgd, state_of
+from fedaudit import Client, Cohort, Method, Plan, Record, Server, Size, State, adam, kl, register, sgd, state_of
 from fedaudit.methods.averaging.fedavg import FedAvg
 from fedaudit.methods.datafree._host import Overheard, host_of
 from fedaudit.methods.shared._ensemble import predict
@@ -87,7 +87,7 @@ class FedDF(Method):
         d = server.public[0]
         teachers = [host.teacher(server, k, r.w) for k, r in heard.replies[0].items()]
         e = torch.stack([predict(f, d) for f in teachers]).mean(0)  # 1/|S| sum_k f(x_k, d)
-        f = load(server.model(), after.w)
+        f = server.model(state=after.w)
         make = adam if self.opt == "adam" else sgd
         given = {"tau": self.tau}
         server.fit(f, avg_logits, (d, e), steps=self.N, batch=self.B, opt=make(self.eta), given=given)  # x_{t,N}
@@ -99,7 +99,7 @@ class FedDF(Method):
         return self.host.predictor(cast(Any, s.host), server)
 
     def global_points(self, s: Fused, server: Server) -> dict[str, nn.Module]:
-        return {"before distillation": load(server.model(), s.before)}
+        return {"before distillation": server.model(state=s.before)}
 
     def diagnostics(self, s: Fused) -> dict[str, float]:
         return {**self.host.diagnostics(s.host), **({} if s.agreement < 0 else {"agreement": s.agreement})}

@@ -145,7 +145,7 @@ class FedKD(WithPair):
 
     def local_update(self, client: Client, msg: Mentee) -> Update:  # on client k
         theta = msg.theta if msg.theta is not None else changed(client.memory["theta"], msg.g)
-        mentee = load(client.server_model(), theta)
+        mentee = client.server_model(state=theta)
         W_h = nn.Linear(mentee.width, client.model.width, bias=False).to(client.device)
         if "W_h" in client.memory:
             load(W_h, client.memory["W_h"])
@@ -162,7 +162,7 @@ class FedKD(WithPair):
         return Update(LowRank(g, self.energy(client)), len(client) if self.weights == "samples" else None)
 
     def predictor(self, s: Shared, server: Server) -> nn.Module:
-        return load(server.model(), changed(s.theta, None if s.g is None else LowRank(s.g, s.T)))
+        return server.model(state=changed(s.theta, None if s.g is None else LowRank(s.g, s.T)))
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         """Return the bytes of the singular values that the run chose. A plan assumes that none can be left out."""

@@ -40,7 +40,6 @@ from fedaudit import (
     State,
     Up,
     kl,
-    load,
     private,
     register,
     state_of,
@@ -103,7 +102,7 @@ class FML(WithPair):
         return Averaged(cohort.mean(self.local_update, Meme(s.w)).value.w)
 
     def local_update(self, client: Client, msg: Meme) -> Taught:  # on client k
-        pair = Pair(client.model, load(client.server_model(), msg.w))
+        pair = Pair(client.model, client.server_model(state=msg.w))
         given = {"alpha": self.alpha, "beta": self.beta}
         opt = self.of_pair(self.eta, pair)
         loss = joint if self.teaching == "joint" else mutual
@@ -111,7 +110,7 @@ class FML(WithPair):
         return Taught(state_of(pair.shared))
 
     def predictor(self, s: Averaged, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:
         return {

@@ -36,7 +36,6 @@ from fedaudit import (
     Up,
     adam,
     ce,
-    load,
     private,
     register,
     state_of,
@@ -90,7 +89,7 @@ class MHAT(Method):
         x_p = server.public[0][batch]
         y_p = server.public[1][batch].to(torch.int32) if server.public_labelled else None
         e = cohort.mean(self.update_and_predict, Auxiliary(x_p, y_p), by="N").value.f  # sum_k (N_k / N) f_k
-        f = load(server.model(), s.theta)
+        f = server.model(state=s.theta)
         loss, rows, given = self.teaching(x_p, e, y_p)
         server.fit(f, loss, rows, epochs=self.E, batch=len(x_p), opt=adam(self.eta), given=given)  # Eq. 2
         cohort.ask(self.distillation, GlobalOutputs(predict(f, x_p)))
@@ -113,7 +112,7 @@ class MHAT(Method):
         return Distilled()
 
     def predictor(self, s: Walked, server: Server) -> nn.Module:
-        return load(server.model(), s.theta)
+        return server.model(state=s.theta)
 
     def traffic(self, plan: Plan) -> dict[tuple[str, str], Size | int]:  # FedZGE, Table 8
         rows = min(self.B, plan.public) if plan.public else self.B

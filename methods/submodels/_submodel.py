@@ -403,7 +403,7 @@ class SubModels(WithLocalTraining):
 
     def teacher(self, server: Server, k: int, w: State) -> nn.Module:
         """Return client k's model as the server can run it from the upload."""
-        return load(server.model(server.arch(k)), w)
+        return server.model(server.arch(k), state=w)
 
     def goes_on(self) -> bool:
         return False
@@ -412,7 +412,7 @@ class SubModels(WithLocalTraining):
         return False
 
     def predictor(self, s: Whole, server: Server) -> nn.Module:
-        return load(server.model(), s.w)
+        return server.model(state=s.w)
 
     def diagnostics(self, s: Whole) -> dict[str, float]:
         return {"untrained": untrained(s.trained)} if s.trained else {}

@@ -31,7 +31,7 @@ from fedaudit.runtime.folder import RunFolder
 from fedaudit.runtime.run_record import read_record
 from fedaudit.training.models import build
 from fedaudit.training.stacked.stack import Job, fit_together
-from fedaudit.wire.message import Size, state_of
+from fedaudit.wire.message import Size, load, state_of
 from fedaudit.wire.traffic import Plan
 from fedaudit.wire.transcript import Transcript
 
@@ -653,7 +653,9 @@ def test_what_the_decoder_is_trained_with(values, answers, by_client, known, com
 
     asked = []
     monkeypatch.setattr(module, "train_decoder", lambda *of, **how: asked.append((of, how)))
-    server = SimpleNamespace(shape=(1, 8, 8), device="cpu", model=lambda arch: One(), arch=lambda k: "cnn")
+    server = SimpleNamespace(
+        shape=(1, 8, 8), device="cpu", arch=lambda k: "cnn", model=lambda arch, state: load(One(), state)
+    )
     method, clients = DFFKE(h=4, w_Dec=2, **values), {3: One(1.0), 8: One(2.0)}
     past = {8: state_of(One(5.0)), 9: state_of(One(6.0))}
     h = {3: torch.ones(2, 3), 8: torch.ones(4, 3)}

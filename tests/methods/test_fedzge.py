@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fedaudit import Setting, adam, state_of
+from fedaudit import Setting, adam, load, state_of
 from fedaudit.errors import PrivacyError, SettingError
 from fedaudit.methods.datafree import _zeroth as zo
 from fedaudit.methods.datafree.fedzge import FedZGE, Generator, along
@@ -723,5 +723,5 @@ def test_which_points_of_a_round_are_scored_by_test_batches(tested, names):
     net = models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4)
     theta = state_of(net)
     learned = SimpleNamespace(theta=theta, inner={5: theta} if tested == "inner" else {})
-    server = SimpleNamespace(model=lambda: models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4))
+    server = SimpleNamespace(model=lambda state: load(models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4), state))
     assert list(FedZGE(tested=tested).global_points(learned, server)) == names

@@ -292,14 +292,15 @@ def test_fmls_joint_loss_by_hand():
 @pytest.mark.parametrize(("intensity", "weights"), [("batch", "samples"), ("batch", "equal"), ("weight", "samples")])
 def test_fedkds_client_trains_a_pair_and_sends_the_change(intensity, weights, monkeypatch):
     """The mentee begins as it was sent, or as it was kept and changed; W_h is kept from round to round."""
-    fits = []
+    fits, loaded = [], []
 
     class Trains:
         device, width = torch.device("cpu"), 3
         model, memory = SimpleNamespace(width=3), {}
 
-        def server_model(self):
-            made = nn.Linear(2, 1, bias=False)
+        def server_model(self, *, state):
+            loaded.append(state)
+            made = load(nn.Linear(2, 1, bias=False), state)
             made.width = 2
             return made
 
@@ -339,9 +340,9 @@ def test_fedkds_client_trains_a_pair_and_sends_the_change(intensity, weights, mo
         assert (loss, how) == (fedkd.by_batch, plain | {"separable": False})
     else:
         assert (loss, how) == (fedkd.mutual, plain | {"given": {"intensity": intensity}})
-    monkeypatch.setattr(fedkd, "load", lambda net, state: fits.append(state) or load(net, state))
+    monkeypatch.setattr(fedkd, "load", lambda net, state: loaded.append(state) or load(net, state))
     method.local_update(client, fedkd.Mentee(None, fedkd.State({"weight": T([[10.0, 10.0]])})))
-    assert [state["weight"].tolist() for state in fits[1:3]] == [[[11, 12]], [[7, 7]] * 3]
+    assert [state["weight"].tolist() for state in loaded] == [[[1, 2]], [[11, 12]], [[7, 7]] * 3]
 
 
 def test_fedktls_traffic_by_hand(monkeypatch):

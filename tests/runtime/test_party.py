@@ -219,7 +219,8 @@ def by_hand(swap=None, seen=None, policies=None, memory=None, **facts):
         k=4, seed=11, device=torch.device("cpu"), shape=(1, 8, 8), classes=6, rounds=9, policies=policies or {},
         swap=swap, seen=seen, rows=rows, count=7, people=lambda: None, hyperparameters=(0.5,), method="m",
         releases="releases", absent=lambda t: f"absent in {t}", validation=lambda: "validation",
-        server_model=lambda: "the server's", public=lambda: (torch.ones(2, 1), torch.tensor([3, 4])),
+        server_model=lambda: "the server's", blank_server_model=lambda: torch.nn.Linear(1, 1, bias=False),
+        public=lambda: (torch.ones(2, 1), torch.tensor([3, 4])),
     )  # fmt: skip
     found = Client(site, 3, 2, Meter("client 4", 3, site.device), Net(2, 1), memory or {}, attempt=5, **facts)
     return found, given
@@ -249,6 +250,7 @@ def test_a_client_of_which_nothing_is_said_has_done_nothing():
     assert (client.entries, client.picked, client.released, client.watched) == ([], [], [], None)
     assert (client.private_training, client.settle(), given) == (False, {}, [])
     assert client.server_model() == "the server's"
+    assert client.server_model(state={"weight": torch.tensor([[4.0]])}).weight.item() == 4
     assert not client.looked
     x, y = client.public
     x.zero_()
@@ -437,9 +439,17 @@ def test_the_server_by_hand(fitted):
     hub = SimpleNamespace(
         seed=1, device=torch.device("cpu"), shape=(1, 8, 8), classes=6, rounds=9, clients=12, archs=("a", "b"),
         server_arch=lambda: "s", build=lambda arch: f"built {arch}", public_labelled=False,
+        blank=lambda arch: torch.nn.Linear(1, {"s": 1, "b": 2}[arch], bias=False),
     )  # fmt: skip
     server = Server(hub, 5, Meter("server", 5, hub.device))
     assert (server.clients, server.arch(1), server.model(), server.model("b")) == (12, "b", "built s", "built b")
+    w = torch.tensor([[4.0]])
+    loaded = server.model(state={"weight": w})
+    assert loaded.weight.tolist() == [[4.0]]
+    assert loaded.weight.data_ptr() != w.data_ptr()
+    assert server.model("b", state={"weight": torch.ones(2, 1)}).weight.shape == (2, 1)
+    with pytest.raises(ContractError, match="does not fit"):
+        server.model("b", state={"weight": w})
     assert (server.public_labelled, server.t) == (False, 5)
     sender = server.sender(1)
     assert (sender.k, sender.t, sender.classes) == (1, 5, 6)

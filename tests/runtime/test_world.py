@@ -438,6 +438,27 @@ def test_the_names_that_a_first_model_follows_from(init, monkeypatch):
     assert not world.is_start(0, nn.Linear(1, 1, bias=False))
 
 
+@pytest.mark.parametrize("init", ["common", "own"])
+def test_nothing_is_drawn_for_a_model_whose_weights_are_replaced(init, monkeypatch):
+    """It is built once for each architecture, the server's own too, and copied: to draw the weights of a large network
+    takes longer than to train it for some steps. What is drawn afterwards does not depend on it."""
+    monkeypatch.setattr(worlds, "arch_on_server", lambda setting, method, archs: "a")
+    world, built = made_world(init=init, server_model="c"), []
+    made = world.build
+    world.build = lambda arch: built.append(arch) or made(arch)
+    before = torch.get_rng_state()
+    blanks = [world.blank(arch) for arch in ("a", "b", "c", "a", "b", "c")]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert built == ["a", "b", "c"]
+    assert [len(net.weight) for net in blanks] == [1, 2, 2, 1, 2, 2]
+    with torch.no_grad():
+        blanks[2].weight.fill_(7.0)
+        blanks[0].weight.fill_(7.0)
+    assert not (blanks[5].weight == 7).any()
+    assert not (world.fresh_model(0).weight == 7).any()
+    assert world.hub.blank("c") is not world.hub.blank("c")
+
+
 def test_a_model_takes_a_state_or_a_copy_of_it():
     world = made_world()
     world.setting.init = "own"

@@ -317,8 +317,6 @@ def test_three_rounds(reading, tmp_path):
 
         with drawing("server", t):  # lines 8-9
             torch.set_default_dtype(torch.float64)
-            for k in present:
-                ran.net(nets[k].state_dict(), ARCHS[k])  # the server makes room for theta_k, and draws weights for it
             layers = {k: nn.Linear(E[k].shape[1], H) for k in present}
             head = nn.Linear(H, 10)
             Dec = decoder(setting.get("output") == "standardised")

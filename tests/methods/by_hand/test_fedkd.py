@@ -44,7 +44,6 @@ def test_rounds(tmp_path):
                 close(theta, ran.down(t)[k].theta, f"down {t} {k}")
                 with drawing(f"client {k}", t, 0):
                     torch.set_default_dtype(torch.float64)
-                    ran.world.build("cnn")  # the mentee, drawn before its weights are loaded
                     W[k] = nn.Linear(64, 64 if k < 2 else 128, bias=False).weight.detach().clone()
                     torch.set_default_dtype(torch.float32)
             else:
