@@ -314,9 +314,17 @@ def test_how_many_classes_a_client_has_in_a_deal():
 
 FILLED = {
     "local training": ("local", None),
+    "LG-FedAvg": ("lgfedavg", None),
+    "LG-FedAvg, with the new head": ("lgfedavg", "new head"),
     "FedProto, nearest prototype": ("fedproto", None),
     "FedProto, nearest of the new prototypes": ("fedproto", "new prototypes"),
     "FedProto, own classifier": ("fedproto", "classifier"),
+    "FedDistill": ("feddistill", None),
+}
+TOLD = {
+    "FedProto, nearest prototype": "fedproto",
+    "LG-FedAvg, with the new head": "lgfedavg",
+    "FedDistill": "feddistill",
 }
 
 
@@ -340,18 +348,20 @@ def best_of(runs, method, point=None):
     return [max(scores_of(runs[method, seed], point), key=lambda row: row[1]) for seed in range(3)]
 
 
-def test_fedproto_and_local_training_in_the_authors_deal():
+def test_three_rivals_and_local_training_in_the_authors_deal():
     """Each figure of the first section, from records of three seeds, and of the runs with the stock network."""
     text = (RESULTS / "dffke.md").read_text()
     flat = " ".join(text.split())
     runs = runs_of("dffke_rivals_filled", 50, "e3ec2f8e")
+    runs |= runs_of("dffke_rivals_filled", 50, "8c0d7e50", ("lgfedavg", "feddistill"))
     assert all(run["status"] == "done" for run in runs.values())
+    assert {run["hyper_parameters"].get("colours", "plain") for run in runs.values()} == {"plain"}
     minutes = [run["minutes"] for run in runs.values()]
     assert f"{min(minutes):.1f} to {max(minutes):.1f} minutes a run (`records/dffke_rivals_filled`" in flat
     best = {name: best_of(runs, *of) for name, of in FILLED.items()}
     alone, means, above = best["local training"], {}, {}
     for name, rows in best.items():
-        figures = PUBLISHED["fedproto"] if name == "FedProto, nearest prototype" else None
+        figures = PUBLISHED[TOLD[name]] if name in TOLD else None
         cells = [name, f"{figures[0]:.2f} ± {figures[1]:.2f}" if figures else "-"]
         cells.append(", ".join(f"{row[1]:.2f}" for row in rows))
         for column in (1, 3):
@@ -366,6 +376,13 @@ def test_fedproto_and_local_training_in_the_authors_deal():
     assert f"a client that never communicates {means['local training', 1]}." in flat
     assert f"FedProto is {above[near, 1]} points above it by the nearest prototype" in flat
     assert above["FedProto, own classifier", 1].startswith("-"), "by its own classifiers it is not"
+    both = f"LG-FedAvg and FedDistill have {means['LG-FedAvg', 1]} and {means['FedDistill', 1]}, which three seeds"
+    assert both in flat
+    head = [row[1] - mine[1] for row, mine in zip(best["LG-FedAvg, with the new head"], alone, strict=True)]
+    assert f"above it in each seed, by {min(head):.1f} to {max(head):.1f} points, and the interval holds 0" in flat
+    for name in ("LG-FedAvg", "LG-FedAvg, with the new head", "FedDistill"):
+        low, high = above[name, 1].partition("[")[2].strip("]").split(", ")
+        assert float(low) < 0 < float(high), name
 
     other = runs_of("dffke_rivals_authors", 50, "0202dd68")
     fallen = [
@@ -395,6 +412,42 @@ def test_fedproto_and_local_training_in_the_authors_deal():
     assert f"local training has {fmean(mine):.2f} ± {stdev(mine):.2f}, and FedProto, cut off after {done[0]}," in flat
     assert f"after {done[0]}, {done[1]} and {done[2]} rounds, {fmean(theirs):.2f} ± {stdev(theirs):.2f}:" in flat
     assert f": {paired([a - b for a, b in zip(theirs, mine, strict=True)])} to local training (`records/dffke_r" in flat
+
+
+def test_the_first_rounds_of_dffke_itself():
+    """The table from the records of runs that were cut off, beside local training of the same seed and round."""
+    text = (RESULTS / "dffke.md").read_text()
+    flat = " ".join(text.split())
+    suite = [cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_resnet18.toml")).cells()]
+    alone = runs_of("dffke_resnet18", 40, "e3ec2f8e", ("local",))
+    lost, gains, order = [], [], []
+    for seed, done in ((0, 7), (1, 3)):
+        run = json.loads(of_study(f"records/dffke_resnet18/dffke-{seed}.json").read_text())
+        made = {key: value for key, value in run["setting"].items() if key != "engine"}
+        assert sum(all(cell[key] == value for key, value in made.items()) for cell in suite) == 1
+        assert (run["rounds_done"], run["status"], run["commit"]) == (done, "running", "8c0d7e50")
+        assert run["setting"]["preset"] == "authors"
+        control = {at: (common, own) for at, common, _, own in scores_of(alone["local", seed], None)}
+        for (at, out, _, own), (_, before, _, mine) in zip(
+            scores_of(run, "exchanged"), scores_of(run, "trained"), strict=True
+        ):
+            cells = [out, own, before, mine, *control[at]]
+            assert f"| {seed}, {at} | {' | '.join(f'{value:.2f}' for value in cells)} |" in text
+            lost.append(mine - own)
+            order.append(out < before)
+        best = max(common for common, _ in control.values())
+        gains.append((best, max(row[1] for row in scores_of(run, "trained")) - best))
+    assert all(order), "on the common test set too the model is better before the exchange"
+    assert f"its own classes*, {min(lost):.0f} to {max(lost):.0f} points of them here" in flat
+    (a, b), (c, d) = gains
+    assert (
+        f"40 rounds has {a:.2f} and {c:.2f} with these seeds, so that DFFKE's trained clients are {b:.2f} and" in flat
+    )
+    assert f"are {b:.2f} and {d:.2f} points above it" in flat
+    profile = json.loads((STUDIES / "speed" / "records" / "profile" / "dffke_resnet18_authors.json").read_text())
+    assert f"up to {max(profile['rounds'][0]['local_epochs'])} epochs in a run of seed 0 that was looked at" in flat
+    last = list(scores_of(json.loads(of_study("records/dffke_resnet18/dffke-0.json").read_text()), "exchanged"))[-1]
+    assert f"its clients have {last[1]:.2f} % right after the exchange" in flat
 
 
 def test_four_rivals_and_local_training():

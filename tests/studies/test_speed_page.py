@@ -318,3 +318,37 @@ def test_what_it_says_of_whole_runs_on_cifar10_alone() -> None:
     assert f"and {min(fedaf[3:]):.1f} to {max(fedaf[3:]):.1f} s for each later one" in text
     assert f"A round takes {min(row[1:]):.1f} to {max(row[1:]):.1f} s in bf16" in text
     assert f"on CIFAR-10 itself, alone on the GPU, takes {spent['fedzge_fedavg']:.1f} minutes**" in text
+
+
+def test_what_it_says_of_dffke_with_stock_resnets() -> None:
+    kept = json.loads((KEPT / "profile" / "dffke_resnet18_authors.json").read_text())
+    flat = " ".join((RESULTS / "speed.md").read_text().split())
+    first, second = kept["rounds"]
+    assert (
+        f"took {first['seconds']:.1f} and {second['seconds']:.1f} s for its first two rounds alone on the GPU" in flat
+    )
+    steps, own = kept["decoder_steps"], second["exchange_steps"]
+    assert f"{second['decoder']:.1f} s of the second were the decoder's {steps:,} steps" in flat
+    assert (
+        f"{second['exchange']:.1f} s the {own:,} steps of the exchange, {second['local_training']:.1f} s local" in flat
+    )
+    assert f"local training, {second['docking']:.1f} s the docking layers." in flat
+    assert f"Its step took {1000 * second['decoder'] / steps:.1f} ms." in flat
+    now = kept["decoder_step_ms"]
+    assert f"**{now['bf16']:.1f} ms in bf16**, {now['tf32']:.1f} in TF32 ({now['commit']})" in flat
+    made = kept["a_model_with_given_weights_s"]
+    assert f"{made['copied']:.3f} s instead of {made['drawn_first']:.3f} s each on an aarch64" in flat
+    later = kept["later_rounds"]
+    told = later["rounds_s"]
+    assert f"{min(told[3:]):.1f} to {max(told[3:]):.1f} s from the fourth on ({later['commit']}, alone" in flat
+    assert f"clients train {later['round_6']['clients_fit']:.1f} s in the sixth" in flat
+    both = later["two_at_once"]
+    pairs = both["rounds_s"]
+    half = sum(pairs) / len(pairs) / 2
+    assert f"Two such runs at once took {min(pairs):.0f} to {max(pairs):.0f} s a round, {half:.0f} s for each" in flat
+    assert f"and {both['gpu_mib'] / 1024:.0f} of the GPU's 139 GiB" in flat
+    ten = kept["ten_models_step_ms"]
+    at = ten["resnet18"]
+    assert f"take {at['10']:.2f} ms a step in batches of 100, five {at['5']:.2f} ms, twenty {at['20']:.2f} ms" in flat
+    whole = f"The {ten['kernels_of_ten_resnet18']:,} kernels of ten take {ten['kernels_ms_one_after_the_other']:.1f} ms"
+    assert f"{whole} one after the other, {ten['batch_norms_ms']:.1f} of them batch norms" in flat
