@@ -332,23 +332,33 @@ def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     assert (
         f"{second['exchange']:.1f} s the {own:,} steps of the exchange, {second['local_training']:.1f} s local" in flat
     )
-    assert f"local training, {second['docking']:.1f} s the docking layers." in flat
-    assert f"Its step took {1000 * second['decoder'] / steps:.1f} ms." in flat
+    parts = [second[part] for part in ("decoder", "exchange", "local_training", "docking", "evaluation")]
+    ends = f"{parts[3]:.1f} s the docking layers, {parts[4]:.1f} s the tests; the other"
+    assert f"local training, {ends} {second['seconds'] - sum(parts):.1f} s are decoding" in flat
+    assert f"Its step took {1000 * second['decoder'] / steps:.1f} ms, by that phase." in flat
     now = kept["decoder_step_ms"]
     assert f"**{now['bf16']:.1f} ms in bf16**, {now['tf32']:.1f} in TF32 ({now['commit']})" in flat
     made = kept["a_model_with_given_weights_s"]
     assert f"{made['copied']:.3f} s instead of {made['drawn_first']:.3f} s each on an aarch64" in flat
     later = kept["later_rounds"]
     told = later["rounds_s"]
-    assert f"{min(told[3:]):.1f} to {max(told[3:]):.1f} s from the fourth on ({later['commit']}, alone" in flat
-    assert f"clients train {later['round_6']['clients_fit']:.1f} s in the sixth" in flat
+    assert (
+        f"the fourth to the seventh took {min(told[3:]):.1f} to {max(told[3:]):.1f} s ({later['commit']}; two" in flat
+    )
+    before = second["local_training"] + second["exchange"]
+    both = f"local training and exchange together took {later['round_6']['clients_fit']:.1f} s, where the second round"
+    assert f"{both} of the profile has {before:.1f}." in flat
     both = later["two_at_once"]
     pairs = both["rounds_s"]
     half = sum(pairs) / len(pairs) / 2
-    assert f"Two such runs at once took {min(pairs):.0f} to {max(pairs):.0f} s a round, {half:.0f} s for each" in flat
+    assert (
+        f"Two such runs at once took {min(pairs):.0f} to {max(pairs):.0f} s in the second and third round, {half:.0f} s"
+        in flat
+    )
     assert f"and {both['gpu_mib'] / 1024:.0f} of the GPU's 139 GiB" in flat
     ten = kept["ten_models_step_ms"]
     at = ten["resnet18"]
-    assert f"take {at['10']:.2f} ms a step in batches of 100, five {at['5']:.2f} ms, twenty {at['20']:.2f} ms" in flat
-    whole = f"The {ten['kernels_of_ten_resnet18']:,} kernels of ten take {ten['kernels_ms_one_after_the_other']:.1f} ms"
-    assert f"{whole} one after the other, {ten['batch_norms_ms']:.1f} of them batch norms" in flat
+    assert f"takes {at['10']:.2f} ms in batches of 100, of five {at['5']:.2f} ms, of twenty {at['20']:.2f} ms" in flat
+    kernels, whole = ten["kernels_of_ten_resnet18"], ten["kernels_ms_one_after_the_other"]
+    said = f"the {kernels:,} kernels of ten would take {whole:.1f} ms, {ten['batch_norms_ms']:.1f} of them batch norms"
+    assert said in flat

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from fedaudit import Augment, adam, run, sgd
 from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import OFTEN
-from fedaudit.training.stacked import kept_steps
+from fedaudit.training.stacked import kept_steps, stack
 from fedaudit.training.stacked.kept_steps import KeptSteps, StepForm
 from fedaudit.training.stacked.stack import Job, _Fitting, fit_together
 
@@ -405,3 +405,71 @@ def test_a_step_is_not_recorded_for_few_that_are_left(monkeypatch):
     fitting.courses[1].steps = 7
     with pytest.raises(AttributeError):  # now it begins to record
         _Fitting._record(fitting, (4, False), [1, 2])
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "adam keeps each model's own count",
+        "batch norm",
+        "augmented",
+        "given",
+        pytest.param("momentum, decay, nesterov", marks=pytest.mark.long),
+        pytest.param("cosine, by step", marks=pytest.mark.long),
+        pytest.param("own numbers of epochs", marks=pytest.mark.long),
+        pytest.param("until", marks=pytest.mark.long),
+        pytest.param("running", marks=pytest.mark.long),
+    ],
+)
+def test_rows_that_are_large_are_fetched_batch_by_batch(
+    case: str, monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
+    """To the bit what a recording gives that reads them in place, also in a second training with more rows; and no
+    memory of theirs is kept."""
+    monkeypatch.setattr(stack, "goes_apart", lambda model, rows: True)
+    found: dict[bool, Any] = {}
+    for fetched in (False, True):
+        monkeypatch.setattr(kept_steps, "LARGE", 1 if fetched else 1 << 40)
+        kept_steps.forget()
+        first, again = make(counts=COUNTS, **CASES[case]), others(case)
+        results = fit_together(first), fit_together(again)
+        assert 3 <= len(kept_steps._kept) <= len(COUNTS), "one with few steps records nothing"
+        assert all(bool(steps.rows) is not fetched for steps in kept_steps._kept)
+        assert all(steps.form.plain[-1][-1] is fetched for steps in kept_steps._kept)
+        found[fetched] = results, first, again, sum(replays)
+    (results, first, again, counted), (mine, *jobs, also) = found[False], found[True]
+    assert mine == results
+    assert distance(jobs[0], first) == distance(jobs[1], again) == 0
+    assert also == 2 * counted > 0, "as many steps were replayed"
+
+
+def test_when_rows_are_large(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """By their bytes, labels too, and where a stack has one model: rows of several have to be put together anyway."""
+    (job,) = make("mlp@0.02", [12])
+    size = 12 * (64 * 8 + 8)
+    monkeypatch.setattr(kept_steps, "LARGE", size)
+    assert kept_steps.fetches([job])
+    assert not kept_steps.fetches(make("mlp@0.02", [11]))
+    assert not kept_steps.fetches(make("mlp@0.02", [12, 12]))
+    assert size == kept_steps.LARGE
+    with cuda_graphs.conditions("eager"):
+        assert not _Fitting([job], compile=False).fetches, "an eager step reads them where they are"
+
+
+def test_fetched_rows_need_no_room(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
+    """A training with more rows takes the steps of one with fewer, and only the batch that is next is held."""
+    monkeypatch.setattr(stack, "goes_apart", lambda model, rows: True)
+    monkeypatch.setattr(kept_steps, "LARGE", 1)
+    fit_together(make("mlp@0.02", [12, 12]))
+    made, before = len(replays), list(kept_steps._kept)
+    jobs, alone = make("mlp@0.02", [40, 20]), make("mlp@0.02", [40, 20])
+    fit_together(jobs)
+    assert len(replays) == made
+    assert all(any(steps is kept for kept in kept_steps._kept) for steps in before)
+    for job in alone:
+        job.alone()
+    assert distance(jobs, alone) < 1e-10
+    (steps, *_) = before
+    assert steps.bytes == sum(t.nbytes for t in steps.stack.tensors())
+    ((_, (x, y), *_),) = (of for recordings in steps.recordings.values() for of in recordings.values())
+    assert (x.shape[:2], y.shape) == ((1, 4), (1, 4))

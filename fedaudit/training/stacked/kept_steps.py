@@ -5,11 +5,15 @@ trains as many models of the same form. So the stack, its rows and its recording
 of that form copies its numbers there and replays: the same kernels on the same memory, hence the same bits as with a
 recording made anew.
 
+Many rows would lie in memory twice in this way. Where they are large, a batch is fetched to a fixed place before its
+step, and the rows stay with whoever trains.
+
 What is kept has a limit, a share of the GPU's memory. What was used least recently goes first.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from collections.abc import Sequence
@@ -30,11 +34,12 @@ if TYPE_CHECKING:
 
 SHARE = 4  # a GPU's memory over what may be kept
 MOST = 128  # stacks whose steps are kept at a time; models that train side by side are a stack each
+LARGE = 1 << 28  # bytes of a model's rows from which on they are not copied to where a recorded step reads them
 FORMS = 16  # sizes of batches that a stack has recordings for: clients that take turns in it have many last batches
 
 Form = tuple[int, bool]  # rows in a batch, and whether batch norms leave some of them out
-# A recording with the places of its rows, its mask and its augmentation's numbers.
-Recorded = tuple[Recording, Tensor, Tensor | None, Tensor | None]
+# A recording with what is filled in before it: which rows, or the rows themselves; a mask; numbers of augmentation.
+Recorded = tuple[Recording, list[Tensor], Tensor | None, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,11 @@ class StepForm:
         return self == other and same_function(self.loss, other.loss)
 
 
+def fetches(jobs: Sequence[Job]) -> bool:
+    """Return whether the rows are so large that a batch of them is fetched before its step."""
+    return len(jobs) == 1 and sum(row.nbytes for row in jobs[0].rows) >= LARGE
+
+
 def form_of(jobs: Sequence[Job], stack: Stack, compile: bool, apart: bool = False) -> StepForm | None:
     """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells."""
     first = jobs[0]
@@ -66,13 +76,14 @@ def form_of(jobs: Sequence[Job], stack: Stack, compile: bool, apart: bool = Fals
     strict = torch.get_deterministic_debug_mode()
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     given = form_of_given(stack.given)
-    where = device, stream
+    where = device, stream, fetches(jobs)
     return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, apart, kernels, strict, where))
 
 
 @dataclass(eq=False)
 class KeptSteps:
     """The memory of a stack and its rows, and the steps that were recorded on it, by the number of models that step.
+    Rows that are fetched batch by batch are no part of it.
 
     `mapped` is held because a recording may read what belongs to it. All recordings share one memory for what a step
     computes on the way: they are replayed one after the other, and read nothing that another one has left there.
@@ -87,8 +98,17 @@ class KeptSteps:
     pool: Any = None
 
     def __post_init__(self) -> None:
-        self.pool = new_pool(self.rows[0].device)
+        self.pool = new_pool(self.device)
         _alive.add(self)
+
+    @property
+    def device(self) -> torch.device:
+        return self.stack.total.device
+
+    @property
+    def room(self) -> float:
+        """Return for how many rows there is room."""
+        return len(self.rows[0]) if self.rows else math.inf
 
     def of(self, models: int) -> dict[Form, Recorded]:
         """Return the recordings of the stack's first so many models."""
@@ -132,8 +152,8 @@ def taken(form: StepForm, count: int) -> KeptSteps | None:
     the training has outgrown them: the smallest goes, because the caller makes a larger one in its place.
     """
     with _lock:
-        like = sorted((s for s in reversed(_kept) if s.form.is_like(form)), key=lambda steps: len(steps.rows[0]))
-        found = next((steps for steps in like if len(steps.rows[0]) >= count), None)
+        like = sorted((s for s in reversed(_kept) if s.form.is_like(form)), key=lambda steps: steps.room)
+        found = next((steps for steps in like if steps.room >= count), None)
         if like:
             _kept.remove(like[0] if found is None else found)
         return found
@@ -141,8 +161,7 @@ def taken(form: StepForm, count: int) -> KeptSteps | None:
 
 def keep(steps: KeptSteps) -> None:
     """Keep steps for the next training of their form, and let go of the oldest ones if there are too many."""
-    device = steps.rows[0].device
-    limit = _memory(device) // SHARE
+    limit = _memory(steps.device) // SHARE
     with _lock:
         _kept.append(steps)
         while len(_kept) > MOST or (_kept and sum(other.bytes for other in _kept) > limit):

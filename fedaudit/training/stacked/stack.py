@@ -336,14 +336,19 @@ class _Fitting:
     def _place(self, compile: bool) -> KeptSteps | None:
         """Put the stack and all rows into memory, where possible into that of kept steps, which are returned."""
         rows = [[job.rows[i] for job in self.jobs] for i in range(len(self.jobs[0].rows))]
+        self.fetches = self.records and kept_steps.fetches(self.jobs)
         form = kept_steps.form_of(self.jobs, self.stack, compile, self.mapped.apart) if self.records else None
         found = None if form is None else kept_steps.taken(form, sum(map(len, rows[0])))
         if found is not None:
-            found.refill(self.stack, rows)
-            self.stack, self.rows = found.stack, found.rows
+            found.refill(self.stack, [] if self.fetches else rows)
+            self.stack = found.stack
+        if self.fetches:
+            self.rows = list(self.jobs[0].rows)
+        else:
+            self.rows = [torch.cat(of_jobs) for of_jobs in rows] if found is None else found.rows
+        if found is not None or form is None:
             return found
-        self.rows = [torch.cat(of_jobs) for of_jobs in rows]
-        return None if form is None else KeptSteps(form, self.stack, self.rows, self.mapped)
+        return KeptSteps(form, self.stack, [] if self.fetches else self.rows, self.mapped)
 
     def _recordings(self) -> dict[Form, Recorded]:
         """Return the steps recorded for the stack as it is now. While it lies where it began, they are kept ones."""
@@ -430,7 +435,7 @@ class _Fitting:
             return False
         recording, static, static_mask, static_u = self.recordings[form]
         index, mask = self._places(self.slots, size)
-        static.copy_(index)
+        self._put(index, static)
         if (u := self._drawn(self.slots, size)) is not None and static_u is not None:
             static_u.copy_(u)
         self._set_rates()
@@ -448,14 +453,15 @@ class _Fitting:
         often = usual or (self.came[form] >= OFTEN and len(self.recordings) < kept_steps.FORMS)
         if not often or max(self.jobs[i].planned - self.courses[i].steps for i in group) < WORTH_IT:
             return False
-        static, mask = self._places(self.slots, size)
+        index, mask = self._places(self.slots, size)
         static_mask = None if mask is None else mask.clone()
+        static = [row[index] for row in self.rows] if self.fetches else [index]
         stack = self.stack
         core = functools.partial(self._core, stack)
-        u = None if self.augment is None else torch.zeros(*static.shape, self.augment.numbers, device=self.device)
+        u = None if self.augment is None else torch.zeros(*index.shape, self.augment.numbers, device=self.device)
         before = _reserved(self.device)
         with sharing(None if self.kept is None else self.kept.pool):
-            step = lambda: core(self._rows(static, u), static_mask)  # noqa: E731 (it holds this fitting)
+            step = lambda: core(self._batch(static, u), static_mask)  # noqa: E731 (it holds this fitting)
             made = self._choose(step, stack.tensors(), size, mask is not None)
         if made is None and not usual:
             self.came[form] = -self.jobs[0].planned  # not again
@@ -499,10 +505,25 @@ class _Fitting:
 
     def _rows(self, index: Tensor, u: Tensor | None) -> list[Tensor]:
         """Return the rows at these places, (model, row, ...), the first augmented by the numbers u."""
-        rows = [row[index] for row in self.rows]
+        return self._augmented([row[index] for row in self.rows], u)
+
+    def _augmented(self, rows: list[Tensor], u: Tensor | None) -> list[Tensor]:
+        """Return rows of a batch, (model, row, ...), the first augmented by the numbers u."""
         if self.augment is not None and u is not None:
-            rows[0] = self.augment(rows[0].flatten(0, 1), u.flatten(0, 1)).view_as(rows[0])
+            return [self.augment(rows[0].flatten(0, 1), u.flatten(0, 1)).view_as(rows[0]), *rows[1:]]
         return rows
+
+    def _batch(self, static: list[Tensor], u: Tensor | None) -> list[Tensor]:
+        """Return the rows of a recorded step from what was filled in before it."""
+        return self._augmented(static, u) if self.fetches else self._rows(static[0], u)
+
+    def _put(self, index: Tensor, static: Sequence[Tensor]) -> None:
+        """Fill in what a recorded step reads: which rows are next, or these rows themselves."""
+        if not self.fetches:
+            static[0].copy_(index)
+            return
+        for place, row in zip(static, self.rows, strict=True):
+            torch.index_select(row, 0, index.flatten(), out=place.flatten(0, 1))
 
     def _drawn(self, group: Sequence[int], most: int) -> Tensor | None:
         """Return the numbers of each job's augmentation, (job, row, number), each drawn as it would be alone."""
