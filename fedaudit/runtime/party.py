@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
+from types import EllipsisType
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,8 @@ from fedaudit.training.stacked.stack import Job
 from fedaudit.wire.codec import Frozen, digest_of
 from fedaudit.wire.message import Down, State, Up, load
 from fedaudit.wire.release import Protection
+
+Given = Mapping[str, Tensor] | None | EllipsisType  # the tensors of a model; where they are left out, they are drawn
 
 
 class Party:
@@ -96,6 +99,15 @@ class Party:
         return Job(model, loss, tuple(rows), self.rng(f"fit {self._fits}"), options)
 
 
+def _there(state: Mapping[str, Tensor] | None, asked: str) -> Mapping[str, Tensor]:
+    """Return a state that was given. None would otherwise become a model with weights that nobody trained."""
+    if state is None:
+        raise ContractError(
+            f"{asked}(state=None): None is not a state. Leave `state` out for a model with new weights."
+        )
+    return state
+
+
 class Server(Party):
     """The coordinator. It holds no private data."""
 
@@ -116,10 +128,10 @@ class Server(Party):
         """Return client k as the sender of a reply that enters a sum."""
         return Sender(k, self.t, self._hub.archs, self._hub.shape, self._hub.classes)
 
-    def model(self, arch: str | None = None, *, state: Mapping[str, Tensor] | None = None) -> models.Net:
+    def model(self, arch: str | None = None, *, state: Given = ...) -> models.Net:
         """Return a freshly initialised model, or one with the tensors of a state, in evaluation mode."""
         of = self._hub.server_arch() if arch is None else arch
-        return self._hub.build(of) if state is None else load(self._hub.blank(of), state)
+        return self._hub.build(of) if state is ... else load(self._hub.blank(of), _there(state, "server.model"))
 
     @property
     def public_labelled(self) -> bool:
@@ -244,11 +256,13 @@ class Client(Party):
         self._look()
         return self._site.validation()
 
-    def server_model(self, *, state: Mapping[str, Tensor] | None = None) -> models.Net:
+    def server_model(self, *, state: Given = ...) -> models.Net:
         """Return a freshly initialised model of the server's architecture, which everybody knows, or one with the
         tensors of a state.
         """
-        return self._site.server_model() if state is None else load(self._site.blank_server_model(), state)
+        if state is ...:
+            return self._site.server_model()
+        return load(self._site.blank_server_model(), _there(state, "client.server_model"))
 
     def __len__(self) -> int:
         return self._site.count

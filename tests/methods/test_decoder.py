@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -221,16 +222,18 @@ def test_images_are_decoded_in_the_precision_of_the_setting(monkeypatch):
         rounded = decode(state_of(model), e, (3, 8, 8))
     assert rounded.dtype == exact.dtype
     assert 1e-4 < (rounded - exact).abs().max() < 0.05
-    seen, wanted = [], copy.deepcopy(model).train()(e)
+    seen, wanted, before = [], copy.deepcopy(model).train()(e), copy.deepcopy(model.state_dict())
     for layer in model.layers:
         layer.register_forward_pre_hook(lambda m, x: seen.append(x[0].is_contiguous()))
-    for gpu, training in ((True, False), (False, True), (True, True)):
+    for gpu, cores, training in itertools.product((True, False), repeat=3):
         monkeypatch.setattr(_decoder, "on_gpu", lambda rows, gpu=gpu: gpu)
-        monkeypatch.setattr(_decoder, "tensor_cores", lambda: True)
+        monkeypatch.setattr(_decoder, "tensor_cores", lambda cores=cores: cores)
         seen.clear()
         out = model.train(training)(e)
+        model.load_state_dict(before)
         assert torch.allclose(out, wanted if training else exact, atol=1e-5)
-        assert (any if gpu and training else all)(seen) is not (gpu and training)
+        last = gpu and cores and training
+        assert (any if last else all)(seen) is not last
 
 
 def test_the_decoders_loss_is_the_sum_of_both():
@@ -293,6 +296,33 @@ def test_peers_are_frozen_too():
     for k, net in peers.items():
         assert all(p.grad is None for p in net.parameters())
         assert all(torch.equal(t, before[k][name]) for name, t in state_of(net).items())
+
+
+@pytest.mark.parametrize("bf16", [True, False])
+def test_the_decoder_is_trained_in_the_precision_of_the_setting(bf16):
+    """Its own factors have 16 bits; clients' networks get images of 32, and round by themselves where they do."""
+    torch.manual_seed(0)
+    clients = {k: build("cnn_bn", shape=(1, 8, 8), classes=3) for k in (0, 1)}
+    theta_z = {k: state_of(nn.Linear(net.width, 4)) for k, net in clients.items()}
+    E, Dec, seen = {k: torch.randn(5, 4) for k in (0, 1)}, Decoder(4, (1, 8, 8), width=2), []
+    for net in clients.values():
+        net.encoder.register_forward_pre_hook(lambda m, x: seen.append((x[0].dtype, torch.is_autocast_enabled("cpu"))))
+    made = []
+    Dec.layers[2].register_forward_hook(lambda m, x, out: made.append(out.dtype))
+
+    class Server:
+        def rng(self, purpose):
+            return torch.Generator().manual_seed(1)
+
+        def optimise(self, params, closure, *, before, **how):
+            before(0)
+            closure().backward()
+
+    with cuda_graphs.conditions("eager", bf16=bf16):
+        train_decoder(Server(), Dec, clients, theta_z, E, epochs=1, batch=10, opt=adam(0.01), md="none")
+    assert set(seen) == {(torch.float32, False)}
+    assert made == [torch.bfloat16 if bf16 else torch.float32]
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in Dec.parameters())
 
 
 class DockingServer:

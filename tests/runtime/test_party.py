@@ -251,6 +251,8 @@ def test_a_client_of_which_nothing_is_said_has_done_nothing():
     assert (client.private_training, client.settle(), given) == (False, {}, [])
     assert client.server_model() == "the server's"
     assert client.server_model(state={"weight": torch.tensor([[4.0]])}).weight.item() == 4
+    with pytest.raises(ContractError, match=r"client.server_model\(state=None\): None is not a state"):
+        client.server_model(state=None)
     assert not client.looked
     x, y = client.public
     x.zero_()
@@ -439,7 +441,7 @@ def test_the_server_by_hand(fitted):
     hub = SimpleNamespace(
         seed=1, device=torch.device("cpu"), shape=(1, 8, 8), classes=6, rounds=9, clients=12, archs=("a", "b"),
         server_arch=lambda: "s", build=lambda arch: f"built {arch}", public_labelled=False,
-        blank=lambda arch: torch.nn.Linear(1, {"s": 1, "b": 2}[arch], bias=False),
+        blank=lambda arch: torch.nn.Linear(1, {"s": 1, "b": 2}[arch], bias=False).eval(),
     )  # fmt: skip
     server = Server(hub, 5, Meter("server", 5, hub.device))
     assert (server.clients, server.arch(1), server.model(), server.model("b")) == (12, "b", "built s", "built b")
@@ -448,8 +450,12 @@ def test_the_server_by_hand(fitted):
     assert loaded.weight.tolist() == [[4.0]]
     assert loaded.weight.data_ptr() != w.data_ptr()
     assert server.model("b", state={"weight": torch.ones(2, 1)}).weight.shape == (2, 1)
-    with pytest.raises(ContractError, match="does not fit"):
-        server.model("b", state={"weight": w})
+    assert not loaded.training
+    for state in ({"weight": w}, {}):
+        with pytest.raises(ContractError, match="does not fit"):
+            server.model("b", state=state)
+    with pytest.raises(ContractError, match=r"server.model\(state=None\): None is not a state. Leave `state` out"):
+        server.model(state=None)
     assert (server.public_labelled, server.t) == (False, 5)
     sender = server.sender(1)
     assert (sender.k, sender.t, sender.classes) == (1, 5, 6)

@@ -455,8 +455,12 @@ def test_nothing_is_drawn_for_a_model_whose_weights_are_replaced(init, monkeypat
         blanks[2].weight.fill_(7.0)
         blanks[0].weight.fill_(7.0)
     assert not (blanks[5].weight == 7).any()
-    assert not (world.fresh_model(0).weight == 7).any()
     assert world.hub.blank("c") is not world.hub.blank("c")
+    assert built == ["a", "b", "c"]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not (world.fresh_model(0).weight == 7).any()
+    other = made_world(init=init, server_model="c")
+    assert torch.equal(world.fresh_model(0).weight, other.fresh_model(0).weight), "no client begins otherwise for it"
 
 
 def test_a_model_takes_a_state_or_a_copy_of_it():

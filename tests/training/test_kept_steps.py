@@ -254,6 +254,16 @@ def test_of_several_that_are_large_enough_the_smallest_is_taken() -> None:
     assert kept_steps._kept == []
 
 
+def test_of_equal_ones_the_newest_is_taken_and_of_another_loss_none() -> None:
+    for _ in range(2):
+        fit_together(make("mlp@0.02", [12, 12]))
+        kept_steps._kept[-1].form = StepForm(kept_steps._kept[-1].form.loss, "one")
+    first, second = kept_steps._kept
+    assert kept_steps.taken(StepForm(lambda f, x: f(x), "one"), 24) is None
+    assert kept_steps._kept == [first, second], "nothing of another loss is outgrown"
+    assert kept_steps.taken(first.form, 24) is second
+
+
 def test_missing_memory_is_taken_from_kept_steps(monkeypatch: pytest.MonkeyPatch, replays: list[int]) -> None:
     """A training begins again without them; if there are none, the error is the caller's."""
     fit_together(make("mlp@0.02", [12, 12]))

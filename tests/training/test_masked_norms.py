@@ -15,6 +15,7 @@ from fedaudit.training.stacked.masked_norms import (
     MaskedNorms,
     Unmaskable,
     batch_norm,
+    counts_of,
     maskable,
     one_channel,
 )
@@ -99,11 +100,21 @@ def test_batches_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
         total.add_(1)
         total += torch.ones(2)  # as a residual block adds
         counts[2].add_(2)
-        assert [int(count) for count in counts] == [5, 0, 2, 1]
+        counts[2].add_(1, alpha=3)
+        counts[2].sub_(1)
+        assert [int(count) for count in counts] == [5, 0, 4, 1]
+        assert counts[1].add_(1) is counts[1]
     together.add()
-    assert [int(count) for count in counts] == [7, 1, 2, 1]
-    assert added == [2, 1]
+    assert [int(count) for count in counts] == [7, 2, 4, 1]
+    assert added == [2, 2]
     assert total.tolist() == [2, 2]
     together.add()
-    assert [int(count) for count in counts] == [7, 1, 2, 1], "each is added once"
+    assert [int(count) for count in counts] == [7, 2, 4, 1], "each is added once"
     assert {name.rpartition(".")[2] for name, t in net.named_buffers() if not t.is_floating_point()} == {COUNT}
+
+
+def test_counts_that_nobody_reads_at_once() -> None:
+    """A batch norm without a momentum averages over all batches, and reads their number as soon as it has counted."""
+    kinds = nn.BatchNorm1d(2), nn.BatchNorm2d(2, momentum=None), nn.BatchNorm1d(2, track_running_stats=False)
+    assert counts_of(nn.Sequential(*kinds, nn.Linear(1, 1))) == ["0.num_batches_tracked"]
+    assert counts_of(kinds[0]) == ["num_batches_tracked"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedaudit.shape import Shape
 from fedaudit.training import cuda_graphs, models
 from fedaudit.training.descent import Descent
 from fedaudit.training.fit import Opt
+from fedaudit.training.stacked import networks as networks_module
 from fedaudit.training.stacked.mixed_batches import Mixed
 from fedaudit.training.stacked.networks import Many
 
@@ -119,10 +121,18 @@ def test_a_batch_of_one_network_is_filled_up_with_nothing(replays: list[int]) ->
         assert torch.autograd.grad(found.sum(), images)[0].abs().sum() > 0
 
 
-def test_a_decoder_by_client_that_is_trained_in_recorded_steps_is_the_eager_one(replays: list[int]) -> None:
+@pytest.mark.parametrize("deep", [True, False])
+def test_a_decoder_by_client_that_is_trained_in_recorded_steps_is_the_eager_one(
+    deep: bool, monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
     """As DFFKE's author does it: batches of one client, answers, and the inverse CE against all peers but that client;
-    one of four clients is no peer that anybody knows."""
-    found = []
+    one of four clients is no peer that anybody knows. Deep networks answer in one pass."""
+    found, passes = [], set()
+    inner = networks_module.each_on_its_lane
+    monkeypatch.setattr(networks_module, "goes_apart", lambda network, rows: deep)
+    monkeypatch.setattr(
+        networks_module, "each_on_its_lane", lambda runs, rows: passes.add(len(runs)) or inner(runs, rows)
+    )
     for stepping in ("eager", "recorded"):
         torch.manual_seed(7)
         nets, before = (
@@ -140,6 +150,7 @@ def test_a_decoder_by_client_that_is_trained_in_recorded_steps_is_the_eager_one(
             )  # fmt: skip
         found.append(dict(state))
     assert replays == [16], "two epochs of two turns, in each a batch of each of four clients"
+    assert passes == ({4} if deep else set()), "a client's own network, and its three peers"
     torch.testing.assert_close(found[0], found[1], atol=1e-10, rtol=1e-10)
 
 
@@ -183,3 +194,35 @@ def test_a_network_without_any_row_is_not_run(replays: list[int]) -> None:
     x = torch.randn(3, 1, 8, 8, dtype=torch.float64)
     nets = networks()
     torch.testing.assert_close(fixed(x), torch.cat([nets[0](x[:2]), nets[2](x[2:])]), atol=1e-12, rtol=1e-12)
+
+
+@pytest.mark.parametrize("deep", [True, False])
+def test_all_others_answer_beside_each_row_s_own_network(
+    deep: bool, monkeypatch: pytest.MonkeyPatch, replays: list[int]
+) -> None:
+    """Batches of one network, and batches that mix networks, with recorded steps and without."""
+    passes: list[int] = []
+    inner = networks_module.each_on_its_lane
+    monkeypatch.setattr(networks_module, "goes_apart", lambda network, rows: deep)
+    monkeypatch.setattr(
+        networks_module, "each_on_its_lane", lambda runs, rows: passes.append(len(runs)) or inner(runs, rows)
+    )
+    torch.manual_seed(3)
+    nets, peers = (
+        [models.build("cnn_bn@0.25", shape=(1, 8, 8), classes=4).double().eval() for _ in range(n)] for n in (3, 2)
+    )
+    x = torch.randn(12, 1, 8, 8, dtype=torch.float64)
+    orders = {True: [[0, 2, 4], [9, 10, 11], [5, 6, 8]], False: [[0, 5, 9], [1, 2, 10], [3, 6, 7]]}
+    owner = [0] * 5 + [1] * 4 + [2] * 3
+    for (alone, order), stepping in itertools.product(orders.items(), ("recorded", "eager")):
+        with cuda_graphs.conditions(stepping, stacked=True):  # type: ignore[arg-type]
+            fixed = Mixed(Many(nets), [5, 4, 3], [torch.tensor(rows) for rows in order], CPU)
+            others = Many(peers)
+            for i, rows in enumerate(order):
+                fixed.put(i)
+                passes.clear()
+                found, said = fixed.beside(x[fixed.index], others)
+                wanted = torch.cat([nets[owner[row]](x[row : row + 1]) for row in rows])
+                torch.testing.assert_close(found, wanted, atol=1e-12, rtol=1e-12)
+                torch.testing.assert_close(said, [net(x[rows]) for net in peers], atol=1e-12, rtol=1e-12)
+                assert (passes == [3]) is (deep and alone and stepping == "recorded"), "one pass of all of them"

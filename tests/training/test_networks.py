@@ -206,6 +206,10 @@ def test_only_recorded_steps_of_deep_networks_go_side_by_side(monkeypatch: pytes
             monkeypatch.setattr(networks_module, "goes_apart", lambda net, rows, d=deep: seen.append((net, rows)) or d)
             monkeypatch.setattr(networks_module, "records_steps", lambda device, r=recorded: r)
             assert stack.apart([x]) is (deep and recorded)
+            called: list[Any] = []
+            monkeypatch.setattr(stack, "one_apart", lambda *of, seen=called: seen.append(of) or nets[0])
+            stack.picked(torch.tensor([0]), x)
+            assert bool(called) is (deep and recorded)
     assert seen[0][0] is stack._bare
     assert seen[0][1][0] is x
 
@@ -219,15 +223,15 @@ def test_filters_and_images_lie_as_tensor_cores_take_them(apart: list[int], monk
     many(x)
     stack = next(iter(many._stacks.values()))
     assert laid.count(x.shape) == 2
-    stacked = {name: t for name, t in stack._laid.items() if t.dim() == 5}
+    stacked = {name: t for name, t in stack._laid[None].items() if t.dim() == 5}
     assert stacked
     for which in (1, torch.tensor([1])):
         filters = {name: networks_module._of_network(t, which) for name, t in stacked.items()}
         assert all(t.is_contiguous(memory_format=torch.channels_last) for t in filters.values())
         assert all(torch.equal(t, stack._tensors[name][1]) for name, t in filters.items())
-    before = dict(stack._laid)
+    before = dict(stack._laid[None])
     many(x)
-    assert all(stack._laid[name] is t for name, t in before.items()), "the filters are laid out once"
+    assert all(stack._laid[None][name] is t for name, t in before.items()), "the filters are laid out once"
 
 
 def of_one_kind(seed: int, count: int) -> list[nn.Module]:
@@ -272,6 +276,13 @@ def test_who_listens_hears_the_others_too(apart: list[int]) -> None:
     assert torch.equal(said[1], heard[0])
     hook.remove()
     assert rest.side_by_side(x) is not None
+    hook = others[0].register_forward_pre_hook(lambda m, given: heard.append(given))
+    assert rest.side_by_side(x) is None
+    hook.remove()
+    hook = nets[0].register_forward_hook(lambda m, i, out: None)
+    found, said = picked_beside(one, torch.tensor([1]), rest, x)
+    torch.testing.assert_close([found, *said], [nets[1](x), *(net(x) for net in others)], atol=1e-12, rtol=1e-12)
+    hook.remove()
     others[0].train()
     assert rest.side_by_side(x) is None
 
@@ -308,7 +319,35 @@ def test_factors_of_deep_networks_have_16_bits_where_the_setting_says_so(apart: 
     assert (found - exact).abs().max() < 2 * rounding, "frozen norms are part of the factors, so that both round"
     assert (found - exact).abs().max() > 0.1 * rounding
     torch.testing.assert_close(picked, found[1], atol=1e-6, rtol=1e-6)
-    halved = {name for name, t in stack._laid.items() if t.dtype == torch.bfloat16}
+    laid = stack._laid[torch.bfloat16]
+    halved = {name for name, t in laid.items() if t.dtype == torch.bfloat16}
     layers = {name for name, m in stack._bare.named_modules() if isinstance(m, nn.Conv2d | nn.Linear)}
-    assert halved == {name for name in stack._laid if name.rpartition(".")[0] in layers}
-    assert {t.dtype for t in plain._stacks[next(iter(plain._stacks))]._laid.values()} == {torch.float32}
+    assert halved == {name for name in laid if name.rpartition(".")[0] in layers}
+    torch.testing.assert_close(torch.stack(many(x)), exact, msg="later without rounding")
+    with conditions("recorded", bf16=True, stacked=True):
+        again = torch.stack(plain(x))
+        double = Many([net.double() for net in nets])
+        assert double(x.double())[0].dtype == torch.float64, "autocast leaves doubles alone"
+        single = Many([net.float() for net in of_one_kind(3, 2)])
+        assert {out.dtype for out in (*single(x), single.picked(torch.tensor([0]), x))} == {torch.float32}
+    assert torch.equal(again, found)
+
+
+class Bytes(nn.Module):
+    """A network that takes bytes, and makes numbers of them itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.linear(x.flatten(1).float() / 255)
+        return out
+
+
+def test_answers_to_bytes_are_numbers(apart: list[int]) -> None:
+    torch.manual_seed(0)
+    nets, x = [Bytes(), Bytes()], torch.randint(256, (5, 1, 2, 2), dtype=torch.uint8)
+    for found, net in zip(Many(nets, stacked=True)(x), nets, strict=True):
+        torch.testing.assert_close(found, net(x))
+    assert apart == [2]

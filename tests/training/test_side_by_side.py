@@ -109,6 +109,22 @@ def test_batches_are_counted_by_one_addition_a_step(apart: list[int], monkeypatc
                 assert int(t) == int(other) > 0
 
 
+@pytest.mark.parametrize("before", [0, 3])
+def test_a_norm_that_averages_over_all_batches_goes_side_by_side(before: int, apart: list[int]) -> None:
+    """It divides by the number of its batches, the present one among them."""
+    together, alone = (make("cnn_bn@0.25", [8, 8]) for _ in range(2))
+    for job in (*together, *alone):
+        for m in job.model.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.momentum = None
+                m.num_batches_tracked.fill_(before)  # type: ignore[union-attr]
+    fit_together(together)
+    for job in alone:
+        job.alone()
+    assert apart == [2]
+    assert distance(together, alone) < 1e-10
+
+
 def test_a_residual_network_goes_side_by_side(apart: list[int]) -> None:
     """Its blocks add in place what they got to what they made of it."""
     together, alone = (list(make("mlp", [4, 4], epochs=1)) for _ in range(2))

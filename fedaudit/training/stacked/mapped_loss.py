@@ -25,7 +25,7 @@ from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
 from fedaudit.training.stacked.given import map_given
 from fedaudit.training.stacked.layers import quicker
-from fedaudit.training.stacked.masked_norms import COUNT, CountingTogether, MaskedNorms
+from fedaudit.training.stacked.masked_norms import CountingTogether, MaskedNorms, counts_of
 from fedaudit.training.stacked.side_by_side import (
     as_tensor_cores_take_it,
     drawing_nothing,
@@ -58,6 +58,7 @@ class MappedLoss:
             self.model = quicker(self.model, apart=slow, compiled=compile)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
+        self._counts = counts_of(self.model) if apart else []
         self._dims = given_dims
         self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
@@ -97,7 +98,7 @@ class MappedLoss:
         seen = [row.squeeze(0) for row in rows]
         if self.apart:
             mine, seen = halved(self.model, mine), [as_tensor_cores_take_it(row) for row in seen]
-            with CountingTogether(t for name, t in others.items() if name.endswith(COUNT)) as counts:
+            with CountingTogether(others[name] for name in self._counts) as counts:
                 mean, total = self._of_one(mine, others, seen, told, only)
             counts.add()
         else:

@@ -57,6 +57,16 @@ class MaskedNorms(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+def counts_of(model: nn.Module) -> list[str]:
+    """Return the names of the counts of a model's batch norms that nobody reads while the model runs.
+
+    A batch norm without a momentum divides by its count at once.
+    """
+    norms = [(name, m) for name, m in model.named_modules() if isinstance(m, _BatchNorm) and m.momentum is not None]
+    buffers = {name for name, _ in model.named_buffers()}
+    return [place for name, _ in norms if (place := f"{name}.{COUNT}".lstrip(".")) in buffers]
+
+
 class CountingTogether(TorchFunctionMode):
     """While entered, leaves out what batch norms add to these counts. `add` then adds all of it at once."""
 

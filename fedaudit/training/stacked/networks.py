@@ -119,7 +119,7 @@ class _Stack:
         self._caller = Caller(quicker(bare) if first is not None and _on_gpu(first) else bare)
         self._places = places(self._caller)
         self._bare = bare
-        self._laid: dict[str, Tensor] = {}  # all networks' tensors as tensor cores take them, channels behind
+        self._laid: dict[Any, dict[str, Tensor]] = {}  # by precision: all tensors as tensor cores take them
         self._tensors = {name: torch.stack([s[name].detach() for s in states]) for name in states[0]}
         self._fills = all(rowwise(layer, not layer.training) for layer in networks[0].modules())
         self._convolves = any(isinstance(layer, nn.Conv2d) for layer in networks[0].modules())
@@ -175,7 +175,7 @@ class _Stack:
             placed = {place: of_one[name] for place, name in at.items()}
             with rounded(x.device):
                 found: Tensor = functional_call(caller, placed, (method, as_tensor_cores_take_it(x)), tie_weights=False)
-            return found.to(x.dtype)
+            return found if found.dtype != halves() else found.float()
 
         return one
 
@@ -183,13 +183,14 @@ class _Stack:
         """Return all networks' tensors, filters with their channels behind, and factors in 16 bits where the setting
         says so: they are frozen, so that no step has to round them again.
         """
-        if not self._laid:
+        if (dtype := halves()) not in self._laid:
             factors = {name for name, m in self._bare.named_modules() if type(m) in (nn.Conv2d, nn.Linear)}
+            laid = self._laid[dtype] = {}
             for name, t in self._tensors.items():
                 lies = t.movedim(2, -1).contiguous() if t.dim() == 5 else t
-                rounds = name.rpartition(".")[0] in factors and halves() is not None
-                self._laid[name] = lies.to(halves()) if rounds else lies
-        return self._laid
+                rounds = name.rpartition(".")[0] in factors and dtype is not None and t.dtype == torch.float32
+                laid[name] = lies.to(dtype) if rounds else lies
+        return self._laid[dtype]
 
     def _mapped(self, method: str, tensors: dict[str, Tensor], x: Tensor, over: int | None) -> Tensor:
         """Run all networks at once. On a GPU, convolutions are products of matrices where that was measured to be
