@@ -141,7 +141,9 @@ def test_encoders_and_docking_layers_are_frozen_while_the_decoder_learns():
                 optimiser.step()
 
     E = {0: torch.randn(5, 4), 1: torch.randn(9, 4)}
-    after = train_decoder(Server(), Dec, clients, theta_z, E, epochs=2, batch=6, opt=adam(0.01), md="none")
+    others = {k: build("cnn_bn", shape=(1, 8, 8), classes=3) for k in (0, 1)}  # which are frozen on another line
+    options = {"epochs": 2, "batch": 6, "opt": adam(0.01), "md": "none", "peers": others}
+    after = train_decoder(Server(), Dec, clients, theta_z, E, **options)
     assert {id(p) for p in trained} == {id(p) for p in Dec.parameters()}
     assert all(not p.requires_grad for net in clients.values() for p in net.parameters())
     for k, net in clients.items():
