@@ -182,20 +182,19 @@ class World:
         return name_of(self._template(k))
 
     def blank(self, arch: str) -> models.Net:
-        """Return a model of this architecture whose weights are about to be replaced. Nothing is drawn for it: to draw
-        the weights of a ResNet-18 takes longer than to train it for ten steps.
+        """Return a model of this architecture whose weights are about to be replaced. Nothing is drawn for it, because
+        to draw the weights of a large network takes longer than to copy them.
         """
-        if arch in self.archs:
-            return self.blank_model(self.archs.index(arch))
-        if arch not in self._templates:
-            with seeded(self.setting.seed, "model", arch):
-                self._templates[arch] = self.build(arch)
-        return copied(self._templates[arch])
+        names = self._start(self.archs.index(arch)) if arch in self.archs else ("model", arch)
+        return copied(self._built(arch, *names))
 
     def _template(self, k: int) -> models.Net:
-        arch = self.archs[k]
+        return self._built(self.archs[k], *self._start(k))
+
+    def _built(self, arch: str, *names: object) -> models.Net:
+        """Return the one model of an architecture that others are copied from. These names say how it is drawn."""
         if arch not in self._templates:
-            with seeded(self.setting.seed, *self._start(k)):
+            with seeded(self.setting.seed, *names):
                 self._templates[arch] = self.build(arch)
         return self._templates[arch]
 

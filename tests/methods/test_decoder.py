@@ -277,6 +277,17 @@ def test_batches_of_each_client_in_turn(sizes, batch, turns):
     assert [index.tolist() for index in found] == [index.tolist() for index in wanted]
 
 
+class OneStep:
+    """A server that takes the gradient of a decoder's first step, and no more."""
+
+    def rng(self, purpose):
+        return torch.Generator().manual_seed(1)
+
+    def optimise(self, params, closure, *, before, **how):
+        before(0)
+        closure().backward()
+
+
 def test_peers_are_frozen_too():
     """Models of an earlier point, with which L_md compares, answer in evaluation mode and stay as they were."""
     torch.manual_seed(0)
@@ -285,16 +296,8 @@ def test_peers_are_frozen_too():
     before = {k: state_of(net) for k, net in peers.items()}
     E, Y = ({k: torch.randn(n, width) for k, n in ((0, 5), (1, 9))} for width in (4, 3))
 
-    class Server:
-        def rng(self, purpose):
-            return torch.Generator().manual_seed(1)
-
-        def optimise(self, params, closure, *, before, **how):
-            before(0)
-            closure().backward()
-
     options = {"epochs": 1, "batch": 3, "opt": adam(0.01), "md": "inverse-CE", "by_client": True}
-    train_decoder(Server(), Decoder(4, (1, 8, 8), width=2), clients, theta_z, E, Y=Y, peers=peers, **options)
+    train_decoder(OneStep(), Decoder(4, (1, 8, 8), width=2), clients, theta_z, E, Y=Y, peers=peers, **options)
     for k, net in peers.items():
         assert all(p.grad is None for p in net.parameters())
         assert all(torch.equal(t, before[k][name]) for name, t in state_of(net).items())
@@ -312,16 +315,8 @@ def test_the_decoder_is_trained_in_the_precision_of_the_setting(bf16):
     made = []
     Dec.layers[2].register_forward_hook(lambda m, x, out: made.append(out.dtype))
 
-    class Server:
-        def rng(self, purpose):
-            return torch.Generator().manual_seed(1)
-
-        def optimise(self, params, closure, *, before, **how):
-            before(0)
-            closure().backward()
-
     with cuda_graphs.conditions("eager", bf16=bf16):
-        train_decoder(Server(), Dec, clients, theta_z, E, epochs=1, batch=10, opt=adam(0.01), md="none")
+        train_decoder(OneStep(), Dec, clients, theta_z, E, epochs=1, batch=10, opt=adam(0.01), md="none")
     assert set(seen) == {(torch.float32, False)}
     assert made == [torch.bfloat16 if bf16 else torch.float32]
     assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in Dec.parameters())

@@ -14,6 +14,7 @@ from torch import nn
 
 from fedaudit import State, ce, load, run, state_of, weighted_mean
 from fedaudit.errors import PrivacyError, SettingError
+from fedaudit.methods.datafree._host import Alone, Plain
 from fedaudit.methods.submodels._submodel import (
     average,
     budgets,
@@ -296,6 +297,19 @@ def test_a_teacher_and_a_deployed_model_are_scaled_as_in_training(scaled, ratio)
     before = copy.deepcopy(net.state_dict())
     assert torch.allclose(method.personal(SimpleNamespace(model=net))(x), wanted)
     assert all(torch.equal(t, before[name]) for name, t in net.state_dict().items()), "the client's model stays"
+
+
+@pytest.mark.parametrize("host", [FedRolex(), Plain(None), Alone()], ids=["submodel", "plain", "alone"])
+def test_a_teacher_has_its_own_client_s_width(host):
+    """The upload of a narrow client does not fit the network of the first one."""
+    nets = {k: models.build(arch, shape=(1, 2, 2), classes=3) for k, arch in ((0, "mlp"), (4, "mlp@0.5"))}
+    server = SimpleNamespace(
+        arch=lambda k: nets[k].arch,
+        model=lambda arch, state: load(models.build(arch, shape=(1, 2, 2), classes=3), state),
+    )
+    x = torch.randn(5, 1, 2, 2)
+    for k, net in nets.items():
+        assert torch.allclose(host.teacher(server, k, state_of(net)).eval()(x), net.eval()(x))
 
 
 def test_a_teacher_without_statistics_normalises_its_own_batch():

@@ -440,8 +440,8 @@ def test_the_names_that_a_first_model_follows_from(init, monkeypatch):
 
 @pytest.mark.parametrize("init", ["common", "own"])
 def test_nothing_is_drawn_for_a_model_whose_weights_are_replaced(init, monkeypatch):
-    """It is built once for each architecture, the server's own too, and copied: to draw the weights of a large network
-    takes longer than to train it for some steps. What is drawn afterwards does not depend on it."""
+    """It is built once for each architecture, the server's own too, and copied. What is drawn afterwards does not
+    depend on it."""
     monkeypatch.setattr(worlds, "arch_on_server", lambda setting, method, archs: "a")
     world, built = made_world(init=init, server_model="c"), []
     made = world.build

@@ -316,7 +316,7 @@ def test_factors_of_deep_networks_have_16_bits_where_the_setting_says_so(apart: 
     assert found.dtype == picked.dtype == torch.float32
     rounding = (wanted - exact).abs().max()
     assert rounding > 1e-3, "nothing was rounded"
-    assert (found - exact).abs().max() < 2 * rounding, "frozen norms are part of the factors, so that both round"
+    assert (found - exact).abs().max() < 4 * rounding, "frozen norms are part of the factors, so that both round"
     assert (found - exact).abs().max() > 0.1 * rounding
     torch.testing.assert_close(picked, found[1], atol=1e-6, rtol=1e-6)
     laid = stack._laid[torch.bfloat16]
