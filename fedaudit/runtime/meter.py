@@ -30,6 +30,7 @@ class Span:
     gpu_s: float | None = None
     flops: int | None = None
     peak_bytes: int | None = None  # outermost phases only: memory on the GPU if there is one, else of the process
+    done_before_s: float = 0.0  # of gpu_s: what another party's task had done already
 
 
 class Timing(StoredModel):
@@ -63,6 +64,7 @@ class Away:
     events: tuple[Any, Any] | None = None  # on a GPU: events before and after the waiting
     stack: tuple[Any, Any] | None = None  # on a GPU: events before and after the training of the whole stack
     share: float = 0.0  # this party's share of the stack
+    done_before: bool = False  # the work was done in another party's task, and this one is billed for it as well
 
 
 def _elapsed(events: tuple[Any, Any] | None) -> float:
@@ -119,6 +121,7 @@ class Meter:
                 span.gpu_s = max(
                     0.0, _elapsed(events) - sum(_elapsed(a.events) - a.share * _elapsed(a.stack) for a in aways)
                 )
+                span.done_before_s = sum(a.share * _elapsed(a.stack) for a in aways if a.done_before)
             if span.phase in ("task", "round"):
                 span.peak_bytes = self.peak_gpu() if self.cuda else peak_rss()
             if span.phase == "round":
@@ -139,7 +142,7 @@ class Meter:
         self.elsewhere.wall_s += wall_s
         for span in spans if in_process else ():
             if span.phase in ("decode", "task", "protect", "encode"):
-                self.elsewhere.gpu_s = (self.elsewhere.gpu_s or 0.0) + (span.gpu_s or 0.0)
+                self.elsewhere.gpu_s = (self.elsewhere.gpu_s or 0.0) + (span.gpu_s or 0.0) - span.done_before_s
                 self.elsewhere.flops = (self.elsewhere.flops or 0) + (span.flops or 0)
 
     def peak_gpu(self) -> int | None:

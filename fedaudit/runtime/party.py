@@ -30,6 +30,7 @@ from fedaudit.rng import generator, kept
 from fedaudit.runtime.lockstep import carry_out, descend, say_alone
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
+from fedaudit.runtime.work_once import check_work
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.augment import Augmentation
@@ -37,7 +38,7 @@ from fedaudit.training.descent import Descent, Kept
 from fedaudit.training.fit import Fitted, Loss, Norms, Opt, Turns, Until, carried, model_traces, named, traces
 from fedaudit.training.forward import in_chunks, row_by_row
 from fedaudit.training.stacked.stack import Job
-from fedaudit.wire.codec import Frozen, digest_of
+from fedaudit.wire.codec import Frozen, FrozenPart, digest_of
 from fedaudit.wire.message import Down, State, Up, load
 from fedaudit.wire.release import Protection
 
@@ -346,6 +347,17 @@ class Client(Party):
         if seen is not None:
             seen.derived(value, getattr(make, "__qualname__", repr(make)))
         return value
+
+    def once(self, make: Callable[..., Any], *parts: FrozenPart, **given: Any) -> Any:
+        """Return `make(*parts, **given)`, where each part is a copy of what is frozen there.
+
+        Clients of one process that hold equal contents do it once. Each of them pays for it, and gets a copy of its
+        own. `make` is a function of a module that depends on its arguments alone, and `given` are numbers and texts.
+        """
+        check_work(make, parts, given)
+        if self._site.once is None:
+            return make(*(part.read() for part in parts), **given)
+        return self._site.once.do(make, parts, given, self.t, self._meter.away)
 
     def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:
         """Return the mean of the rows of each class present. The rows are clipped first if the kind's policy clips."""

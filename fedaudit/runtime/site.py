@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.privacy.policy import Policy
+from fedaudit.runtime.work_once import Once
 from fedaudit.shape import Shape
 from fedaudit.training.models import Net
 from fedaudit.wire.message import State
@@ -70,6 +71,7 @@ class Site(RunFacts):
     swap: Swap | None = None
     people: Callable[[], Tensor | None] = nobody  # whose record each one is, if the guarantee is for persons
     seen: Callable[[], Rows] | None = None  # its records without a copy, for callers that do not change them
+    once: Once | None = None  # does the work that clients of this process share; None: each does it alone
 
     def rows(self, private_fits: int, *, fitting: bool = False) -> Rows:
         """Return the records as training (`fitting`) or the method itself sees them after so many private fits."""

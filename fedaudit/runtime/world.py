@@ -25,6 +25,7 @@ from fedaudit.runtime.guarantee import check_sums, guarantee_of
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site, nobody
+from fedaudit.runtime.work_once import Once
 from fedaudit.setting import Setting
 from fedaudit.training import models
 from fedaudit.training.model_copies import copied, copied_with
@@ -86,6 +87,7 @@ class World:
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
         self._bases: dict[str, dict[str, torch.Tensor]] = {}  # by architecture: the parameters that are not trained
+        self._once = Once(self.device)
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
@@ -372,6 +374,7 @@ class World:
             others=functools.partial(self.other_rows, k) if rows is None else nothing_else,
             count=self.count(k) if rows is None else len(rows[1]),
             people=functools.partial(self.people, k) if rows is None else nobody,
+            once=None if self.setting.flops else self._once,  # FLOPs are counted as they are done, and not billed
         )
 
     @functools.cached_property

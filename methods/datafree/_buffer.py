@@ -20,6 +20,7 @@ from torch import Tensor
 
 from fedaudit import Frozen, State, freeze
 from fedaudit.rng import generator
+from fedaudit.wire.codec import FrozenPart
 
 Memory = dict[str, Any]
 Past = Frozen  # one round: {"Dec": State, "E": {i: Tensor}}
@@ -83,16 +84,14 @@ class Sample:
         """
         return torch.randperm(n, generator=generator(self.seed, i, s))[:m]
 
-    def own(self, k: int, past: Mapping[int, Past], n: int) -> dict[int, Tensor]:
+    def own(self, k: int, past: Mapping[int, Past], n: int) -> dict[int, FrozenPart]:
         """Return B^t_k by round, as embeddings: the rows on which client k answers."""
         mine = [s for s, p in past.items() if k in p.keys("E")]
-        drawn = {s: self.rows(k, s, past[s].rows("E", k), m) for s, m in self.counts(k, mine, n).items()}
-        return {s: past[s].read("E", k, rows=rows) for s, rows in drawn.items()}
+        return {s: self.of_peer(k, s, past[s], m) for s, m in self.counts(k, mine, n).items()}
 
-    def of_peer(self, i: int, s: int, past: Past, m: int) -> Tensor:
+    def of_peer(self, i: int, s: int, past: Past, m: int) -> FrozenPart:
         """Return the m rows of round s in B^t_i, as embeddings: the rows on which client i has answered."""
-        drawn: Tensor = past.read("E", i, rows=self.rows(i, s, past.rows("E", i), m))
-        return drawn
+        return past.part("E", i, rows=self.rows(i, s, past.rows("E", i), m))
 
 
 # --- what it takes ----------------------------------------------------------------------------------------------------

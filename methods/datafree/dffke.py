@@ -104,6 +104,7 @@ from fedaudit.methods.datafree._dffke_traffic import Traffic, traffic
 from fedaudit.methods.datafree._docking import unify, z
 from fedaudit.methods.distillation.fke import FKE, Begin, Direction, Exchanged, outputs
 from fedaudit.training.models import Net
+from fedaudit.wire.codec import FrozenPart
 
 Rows = list[tuple[Tensor, ...]]  # images, logits on them as row x peer x class, and with `embed` what they decode
 ByRound = dict[int, dict[int, Tensor]]  # what peers answered, by peer and round
@@ -434,15 +435,18 @@ class DFFKE(FKE):
         """Yield the images that the client answers on, by round: D^_k, and B^t_k of the rounds before (line 17)."""
         k, past = client.id, held(client.memory)
         client.memory["now"] = {"round": a_round(msg.Dec, msg.E), "seed": msg.seed}
-        yield client.t, self.images(client, msg.Dec, msg.E[k])
+        now = client.memory["now"]["round"]
+        yield client.t, self.images(client, now, now.part("E", k))
         for s, e in self.sample(msg.seed).own(k, past, len(client)).items():
-            yield s, self.images(client, past[s].read("Dec"), e)
+            yield s, self.images(client, past[s], e)
 
     def sample(self, seed: int) -> Sample:
         return Sample(seed, self.reviewed)
 
-    def images(self, client: Client, Dec: State, e: Tensor) -> Tensor:
-        return decode(Dec, e, client.shape, pixels=self.pixels)
+    def images(self, client: Client, past: Past, e: FrozenPart) -> Tensor:
+        """Return D^ = Dec(E~) of some rows of a round. Teacher and students decode the same rows."""
+        made: Tensor = client.once(decode, past.part("Dec"), e, shape=client.shape, pixels=self.pixels)
+        return made
 
     def exchange(self, client: Client, msg: Any) -> Exchanged:
         now = client.memory.pop("now")
@@ -533,7 +537,7 @@ class DFFKE(FKE):
         if self.own:
             targets[client.id] = now["Y"]
         near = None if Z is None else [now["Z"] if i == client.id else Z[i][client.t] for i in targets]
-        E: Rows = [(now["round"].read("E", i), ys) for i, ys in targets.items()]
+        E = [(now["round"].part("E", i), ys) for i, ys in targets.items()]
         return list(zip(targets, self.decoded(client, now["round"], E, near), strict=True))
 
     def review_rows(
@@ -546,22 +550,21 @@ class DFFKE(FKE):
         for s in past:
             of_s = {i: by_round[s] for i, by_round in Y.items() if s in by_round}
             near = None if Z is None else [Z[i][s] for i in of_s]
-            E: Rows = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s.items()]
+            E = [(sample.of_peer(i, s, past[s], len(ys)), ys) for i, ys in of_s.items()]
             rows += zip(of_s, self.decoded(client, past[s], E, near), strict=True)
         return rows
 
     def decoded(
-        self, client: Client, past: Past, rows: Sequence[tuple[Tensor, ...]], near: Sequence[Tensor] | None = None
+        self, client: Client, past: Past, E: Sequence[tuple[FrozenPart, Tensor]], near: Sequence[Tensor] | None = None
     ) -> Rows:
-        """Return a round's images in place of embeddings, decoded for all peers at once, and the logits as row x peer x
-        class; with `embed` also the embeddings to come close to, `near` or those that were decoded.
+        """Return a round's images in place of embeddings, peer by peer, and the logits as row x peer x class; with
+        `embed` also the embeddings to come close to, `near` or those that were decoded.
         """
-        if not rows:
-            return []
-        e, ys = (torch.cat(parts) for parts in zip(*rows, strict=True))
-        made = self.images(client, past.read("Dec"), e), ys[:, None]
-        columns = (*made, e if near is None else torch.cat(list(near))) if self.embed else made
-        return list(zip(*(column.split([len(of) for of, _ in rows]) for column in columns), strict=True))
+        rows: Rows = []
+        for position, (e, ys) in enumerate(E):
+            made = self.images(client, past, e), ys[:, None]
+            rows.append((*made, e.read() if near is None else near[position]) if self.embed else made)
+        return rows
 
     # --- on the server ---
 

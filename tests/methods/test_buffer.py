@@ -154,12 +154,12 @@ def test_logits_are_planned_by_the_rounds_that_a_client_will_hold(R, sync, t, pa
 def test_a_sample_of_several_times_the_rows_repeats_none():
     """Three rounds of five rows, two times five of them; of one round alone all five."""
     past = {s: a_round(State({}), {4: torch.arange(5.0)[:, None] + 10 * s}) for s in (1, 2, 6)}
-    drawn = Sample(7, times=2).own(4, past, 5)
+    drawn = {s: e.read() for s, e in Sample(7, times=2).own(4, past, 5).items()}
     rows = torch.cat([e[:, 0] for e in drawn.values()]).tolist()
     assert len(rows) == len(set(rows)) == 10
     assert all(s in past for s in drawn)
-    assert Sample(7, times=2).own(4, {2: past[2]}, 5)[2][:, 0].sort().values.tolist() == [20, 21, 22, 23, 24]
-    assert torch.equal(Sample(7, times=2).of_peer(4, 6, past[6], len(drawn[6])), drawn[6])
+    assert Sample(7, times=2).own(4, {2: past[2]}, 5)[2].read()[:, 0].sort().values.tolist() == [20, 21, 22, 23, 24]
+    assert torch.equal(Sample(7, times=2).of_peer(4, 6, past[6], len(drawn[6])).read(), drawn[6])
 
 
 def test_logits_are_billed_by_the_rounds_that_a_client_answered():

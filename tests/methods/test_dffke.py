@@ -92,6 +92,10 @@ def party(k, t, memory, n=6):
         def __len__(self):
             return n
 
+        @staticmethod
+        def once(make, *parts, **given):
+            return make(*(part.read() for part in parts), **given)
+
     return Fake(**facts)
 
 

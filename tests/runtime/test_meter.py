@@ -149,6 +149,23 @@ def test_gpu_time_of_a_round_is_without_its_clients(gpu):
     assert Meter("server", 1, CPU).peak_gpu() is None
 
 
+def test_work_that_was_done_before_is_billed_and_not_taken_from_the_server(gpu):
+    """A client takes 2 s and is billed for 3 s that another one took. The server waited for 2 of its 9 s."""
+    now, _ = gpu
+    client, server = (Meter(name, 1, torch.device("cuda")) for name in ("client 0", "server"))
+    with client.span("task"):
+        now[0] += 2000
+        client.away(Away(share_s=0.5, stack=(Event(1000.0), Event(4000.0)), share=1.0, done_before=True))
+        client.away(Away(events=(Event(0.0), Event(0.0)), stack=(Event(0.0), Event(400.0)), share=0.25))
+    (task,) = client.close()
+    assert (task.gpu_s, task.done_before_s) == (pytest.approx(2 + 3 + 0.1), pytest.approx(3.0))
+    assert task.wall_s == pytest.approx(0.5, abs=0.4)
+    with server.span("round"):
+        now[0] += 9000
+    server.exclude(0.0, [task], in_process=True)
+    assert server.close()[0].gpu_s == pytest.approx(9 - 2.1)
+
+
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
 def test_memory_is_in_bytes():
     """The kernel says it too, in kB; its two counters differ by some pages."""

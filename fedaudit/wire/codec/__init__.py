@@ -1,6 +1,6 @@
 """Turns records into bytes and back: the grammar of the encoded tree, its inspection, and the packing of tensors."""
 
-from fedaudit.wire.codec.frozen import Frozen
+from fedaudit.wire.codec.frozen import Frozen, FrozenPart
 from fedaudit.wire.codec.grammar import (
     BLOB_LIMIT,
     STRING_LIMIT,
@@ -43,6 +43,7 @@ __all__ = [
     "STRING_LIMIT",
     "Base",
     "Frozen",
+    "FrozenPart",
     "Header",
     "bases_of",
     "check_size",

@@ -8,13 +8,14 @@ gives copies. It stays with its client: a message cannot hold it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import xxhash
 from torch import Tensor
 
 from fedaudit.errors import ContractError
-from fedaudit.wire.message import Size, fresh, size_of
+from fedaudit.wire.message import Record, Size, fresh, size_of
 
 if TYPE_CHECKING:
     from fedaudit.wire.codec.packing import Content
@@ -61,6 +62,12 @@ class Frozen:
         found = self._tensor(path)
         return found.index_select(0, rows.to(found.device))
 
+    def part(self, *path: int | str, rows: Tensor | None = None) -> FrozenPart:
+        """Return a part that is known by its content and read later: what lies under these keys, or rows of it."""
+        if rows is not None:
+            self._tensor(path)
+        return FrozenPart(self, path, rows)
+
     def _tensor(self, path: Sequence[int | str]) -> Tensor:
         found = self._at(path)
         if not isinstance(found, Tensor):
@@ -76,6 +83,44 @@ class Frozen:
                 where = f" under {list(path[:depth])}" if depth else ""
                 raise ContractError(f"A frozen value has no {key!r}{where}. Look at its `keys`.") from e
         return found
+
+
+class FrozenPart:
+    """A part of a frozen value, or some rows of a tensor in it, that nobody has read yet. `Frozen.part` makes one."""
+
+    __slots__ = ("_of", "_path", "_rows")
+
+    def __init__(self, of: Frozen, path: tuple[int | str, ...], rows: Tensor | None):
+        self._of, self._path, self._rows = of, path, rows
+
+    def read(self) -> Any:
+        """Return a copy of it."""
+        return self._of.read(*self._path, rows=self._rows)
+
+    @property
+    def key(self) -> Hashable:
+        """Return what tells it from parts with another content. It is found without reading the part."""
+        known = {id(content.of): content for content in self._of.contents}
+        found: list[Hashable] = []
+        for name, leaf in _leaves(self._of._at(self._path)):
+            if isinstance(leaf, Tensor):
+                leaf = (known[id(leaf)].digest, str(leaf.dtype), tuple(leaf.shape), str(leaf.device))
+            found.append((name, leaf))
+        rows = self._rows
+        chosen = None if rows is None else (len(rows), xxhash.xxh3_128_hexdigest(rows.cpu().numpy().tobytes()))
+        return tuple(found), chosen
+
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the tensors and plain values in a tree, each with the names of what it lies in."""
+    if isinstance(value, Record):
+        value = {field: getattr(value, field) for field in type(value).declared()}
+    if isinstance(value, dict | list | tuple):
+        yield name, type(value).__name__
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _leaves(item, f"{name}/{key!r}")
+    else:
+        yield name, value
 
 
 def _named(path: Sequence[int | str], found: Any) -> str:
