@@ -162,6 +162,14 @@ def test_a_sample_of_several_times_the_rows_repeats_none():
     assert torch.equal(Sample(7, times=2).of_peer(4, 6, past[6], len(drawn[6])).read(), drawn[6])
 
 
+def test_each_client_has_a_draw_of_its_own():
+    """Teacher and student read the rows that `rows` names: others of each client, though all have as many."""
+    past = a_round(State({}), {i: torch.arange(20.0) for i in range(4)})
+    found = [Sample(7).of_peer(i, 6, past, 10).read().tolist() for i in range(4)]
+    assert found == [Sample(7).rows(i, 6, 20, 10).tolist() for i in range(4)]
+    assert len(set(map(tuple, found))) == 4
+
+
 def test_logits_are_billed_by_the_rounds_that_a_client_answered():
     """This round and two of the buffer: three keys, and twice the rows."""
     plan = SimpleNamespace(choice=lambda field, k: {("Answered.Y", 2): [4, 1, 2]}[field, k], n={2: 5}, classes=3,
