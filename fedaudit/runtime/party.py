@@ -30,7 +30,7 @@ from fedaudit.rng import generator, kept
 from fedaudit.runtime.lockstep import carry_out, descend, say_alone
 from fedaudit.runtime.meter import Meter
 from fedaudit.runtime.site import Hub, Rows, RunFacts, Site
-from fedaudit.runtime.work_once import check_work
+from fedaudit.runtime.work_once import check_work, done_alone
 from fedaudit.shape import Shape
 from fedaudit.training import models
 from fedaudit.training.augment import Augmentation
@@ -356,7 +356,7 @@ class Client(Party):
         """
         check_work(make, parts, given)
         if self._site.once is None:
-            return make(*(part.read() for part in parts), **given)
+            return done_alone(make, parts, given, self.device)
         return self._site.once.do(make, parts, given, self.t, self._meter.away)
 
     def class_means(self, rows: Tensor, kind: str, y: Tensor | None = None) -> dict[int, Tensor]:

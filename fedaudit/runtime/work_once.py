@@ -7,7 +7,7 @@ a machine of its own it would have done it itself.
 
 Nothing passes from one client to another in this way. The result is known by the contents it was made of, so only a
 client that holds all of them gets it. The function is one of a module, which brings nothing of its own, and its random
-numbers follow from those contents.
+numbers follow from those contents. A result that cannot be copied is not kept, and each client makes its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from types import FunctionType, NoneType
 from typing import Any
 
 import torch
@@ -24,9 +25,11 @@ from torch import Tensor
 from fedaudit.errors import ContractError
 from fedaudit.rng import seeded
 from fedaudit.runtime.meter import Away
+from fedaudit.shape import Shape
 from fedaudit.wire.codec import FrozenPart
-from fedaudit.wire.message import fresh
+from fedaudit.wire.message import Record, State, fresh
 
+PLAIN = (NoneType, bool, int, float, str)  # and no classes made of them, which could carry more
 ROOM_HERE = 1 << 28  # bytes of results that are kept in main memory
 
 
@@ -66,42 +69,54 @@ class Once:
         if t != self._round:
             self._made.clear()
             self._round, self._bytes = t, 0
-        key = (make.__module__, make.__qualname__, tuple(part.key for part in parts), tuple(sorted(given.items())))
+        key = work_of(make, parts, given), tuple(part.devices for part in parts)
         if (found := self._made.get(key)) is not None:
             bill(Away(share_s=found.wall_s, stack=found.events, share=1.0, done_before=True))
             return fresh(found.value)
-        made = self._work(make, parts, given, key)
-        size = sum(t.numel() * t.element_size() for t in _tensors(made.value))
-        if self._bytes + size > self._room:
+        made = self._work(make, parts, given)
+        size = _bytes_of(made.value)
+        if size is None or self._bytes + size > self._room:
             return made.value
         self._made[key], self._bytes = made, self._bytes + size
         return fresh(made.value)
 
-    def _work(
-        self, make: Callable[..., Any], parts: Sequence[FrozenPart], given: Mapping[str, Any], key: Hashable
-    ) -> _Made:
+    def _work(self, make: Callable[..., Any], parts: Sequence[FrozenPart], given: Mapping[str, Any]) -> _Made:
         events = None
         if self._device.type == "cuda":
             events = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             events[0].record(torch.cuda.current_stream(self._device))
         begun = time.perf_counter()
-        with seeded("once", repr(key), device=self._device):
-            value = make(*(part.read() for part in parts), **given)
+        value = done_alone(make, parts, given, self._device)
         wall_s = time.perf_counter() - begun
         if events:
             events[1].record(torch.cuda.current_stream(self._device))
         return _Made(value, wall_s, events)
 
 
+def done_alone(
+    make: Callable[..., Any], parts: Sequence[FrozenPart], given: Mapping[str, Any], device: torch.device
+) -> Any:
+    """Return `make(*parts, **given)`, with each part read. Its random numbers are the same whoever does it."""
+    with seeded("once", work_of(make, parts, given), device=device):
+        return make(*(part.read() for part in parts), **given)
+
+
+def work_of(make: Callable[..., Any], parts: Sequence[FrozenPart], given: Mapping[str, Any]) -> str:
+    """Return a text that tells work from all other work, on whatever device it is done."""
+    named = [(name, _told(value)) for name, value in sorted(given.items())]
+    return repr((make.__module__, make.__qualname__, [part.key for part in parts], named))
+
+
 def check_work(make: Callable[..., Any], parts: Sequence[Any], given: Mapping[str, Any]) -> None:
     """Raise ContractError unless work follows from what it names alone."""
     name = getattr(make, "__qualname__", repr(make))
-    if getattr(sys.modules.get(getattr(make, "__module__", "")), name, None) is not make:
+    there = getattr(sys.modules.get(getattr(make, "__module__", "")), name, None)
+    if there is not make or not isinstance(make, FunctionType):
         raise ContractError(
             f"client.once: {name} is not a function of a module, so it may carry values of its own. Define it in a "
             "module, and give it what it needs as arguments."
         )
-    if wrong := [part for part in parts if not isinstance(part, FrozenPart)]:
+    if wrong := [part for part in parts if type(part) is not FrozenPart]:  # another class has its own key
         raise ContractError(
             f"client.once was given a {type(wrong[0]).__name__} for {name}, which is not a part of a frozen value. "
             "Freeze it, and give a `part` of what comes back."
@@ -114,14 +129,27 @@ def check_work(make: Callable[..., Any], parts: Sequence[Any], given: Mapping[st
 
 
 def _plain(value: Any) -> bool:
-    if isinstance(value, tuple):
+    if type(value) in (tuple, Shape):
         return all(map(_plain, value))
-    return value is None or isinstance(value, bool | int | float | str)
+    return type(value) in PLAIN
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
+def _told(value: Any) -> str:
+    """Return a text for a plain value: 1, 1.0 and True are equal, and have other texts."""
+    if isinstance(value, tuple):
+        return f"{type(value).__name__} {getattr(value, 'tokens', 0)} ({', '.join(map(_told, value))})"
+    return repr(value)
+
+
+def _bytes_of(value: Any) -> int | None:
+    """Return how many bytes a result takes, or None if there is something in it that `fresh` cannot copy as it is."""
+    if type(value) is Tensor:
+        return None if value.requires_grad or value.layout != torch.strided else value.untyped_storage().nbytes()
+    if isinstance(value, Record):
+        value = [getattr(value, name) for name in type(value).declared()]
+    elif type(value) in (dict, State):
         value = list(value.values())
-    return [t for item in value for t in _tensors(item)] if isinstance(value, list | tuple) else []
+    if type(value) in (list, tuple):
+        sizes = [size for item in value if (size := _bytes_of(item)) is not None]
+        return sum(sizes) if len(sizes) == len(value) else None
+    return 0 if type(value) in PLAIN else None

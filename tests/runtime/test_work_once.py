@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import functools
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import pytest
 import torch
 
-from fedaudit import Setting, State, freeze, run
+from fedaudit import Frozen, LowRank, Record, Setting, State, freeze, run
 from fedaudit.errors import ContractError
 from fedaudit.methods.datafree import dffke
 from fedaudit.runtime import work_once as module
 from fedaudit.runtime.meter import Away, Meter
 from fedaudit.runtime.party import Client
-from fedaudit.runtime.work_once import Once, check_work, room_for_results
+from fedaudit.runtime.work_once import Once, check_work, done_alone, room_for_results
 from fedaudit.runtime.world import World, world_of
-from fedaudit.wire.codec import decode, encode_lazily, held_again
+from fedaudit.shape import Shape
+from fedaudit.wire.codec import FrozenPart, decode, encode_lazily, held_again
+from fedaudit.wire.codec.packing import Content
 from tests.wire.test_frozen import kept
 
 CPU = torch.device("cpu")
@@ -106,6 +109,17 @@ def test_other_rows_are_other_work():
     assert len(done) == 3
 
 
+def difference(a, b):
+    return a - b
+
+
+def test_parts_in_another_order_are_other_work():
+    once, value = Once(CPU), a_value(first=1.0)
+    a, b = value.part("E", 4), value.part("E", 5)
+    found = [once.do(difference, parts, {}, 1, print).tolist() for parts in ([a, b], [b, a], [a, a])]
+    assert found == [[1, 1, 1], [-1, -1, -1], [0, 0, 0]]
+
+
 def test_another_round_forgets_what_was_made():
     bills = Bills(Once(CPU, room=12))
     for t in (1, 2, 1):
@@ -147,6 +161,114 @@ def test_random_numbers_follow_from_the_contents():
     assert not torch.equal(found[0], other_rows - 1)
 
 
+def test_random_numbers_are_the_same_where_nothing_is_shared():
+    """Or a run that counts FLOPs would send something else."""
+    site, part = World(Setting.make(**SETTING)).site(1), a_value().part("E", 4)
+    found = []
+    for once in (site.once, None):
+        client = Client(replace(site, once=once), 3, 0, Meter("client 1", 3, CPU), None, {})
+        before = torch.get_rng_state()
+        found.append(client.once(drawn, part))
+        assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(*found)
+
+
+def test_random_numbers_are_the_same_on_every_device(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(module, "seeded", lambda *parts, device: seeds.append(parts) or nullcontext())
+    for device in ("cpu", "meta"):
+        value = on("meta") if device == "meta" else freeze({"E": torch.ones(1)})
+        done_alone(where, [value.part("E")], {}, torch.device(device))
+    assert seeds[0] == seeds[1]
+
+
+def on(device):
+    """As if a value had been frozen on another device."""
+    content = Content(freeze({"E": torch.ones(1)}).contents[0].digest)
+    return Frozen({"E": content.held(torch.ones(1, device=device), torch.detach)}, [content])
+
+
+def where(e):
+    return str(e.device)
+
+
+def test_what_lies_on_another_device_is_other_work():
+    once = Once(CPU)
+    found = [once.do(where, [v.part("E")], {}, 1, print) for v in (freeze({"E": torch.ones(1)}), on("meta"))]
+    assert found == ["cpu", "meta"]
+
+
+def test_what_is_given_is_told_by_its_type_too():
+    """1, 1.0 and True are equal, and a function need not do the same with them."""
+    unlike = [1, 1.0, True, "1", None, "None", 0.0, -0.0, float("nan"), (1,), (1.0,), ("1",), ((1,),), (1, 1)]
+    unlike += [Shape((1,)), Shape((1,), tokens=5), Shape((1,), tokens=6), "tuple 0 (1)"]
+    once, bills = Once(CPU), []
+    for turn in range(2):
+        for by in unlike:
+            assert once.do(said, [a_value().part("E", 4)], {"by": by}, 1, bills.append) == tell(by)
+        assert len(bills) == turn * len(unlike)
+    assert once.do(said, [a_value().part("E", 4)], {"more": 1}, 1, bills.append) == tell(0), "under another name"
+
+
+def said(e, by=0, more=None):
+    return tell(by)
+
+
+def tell(by):
+    return f"{type(by).__name__} {by!r} {getattr(by, 'tokens', None)}"
+
+
+class Two(NamedTuple):
+    a: torch.Tensor
+    b: int
+
+
+class Made(Record):
+    a: object
+
+
+def uncopied(e, kind):
+    return {
+        "numpy": e.numpy(), "named": Two(e, 1), "inside": [{"a": (e, e.numpy())}], "record": Made(e.numpy()),
+        "module": torch.nn.Linear(1, 1), "learns": (e + 1).requires_grad_(), "shape": Shape((1,), tokens=5),
+        "sparse": torch.ones(2).to_sparse(), "low": LowRank(State({"a": e}), energy=0.5),
+    }[kind]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "kind", ["numpy", "named", "inside", "record", "module", "learns", "shape", "sparse", "low"]
+)  # fmt: skip
+def test_what_cannot_be_copied_is_made_by_each(kind):
+    once, bills, part = Once(CPU), [], a_value().part("E", 4)
+    first, again = (once.do(uncopied, [part], {"kind": kind}, 1, bills.append) for _ in range(2))
+    assert first is not again
+    assert not bills
+    assert type(first) is type(again) is type(done_alone(uncopied, [part], {"kind": kind}, CPU))
+    assert kind != "learns" or again.requires_grad
+    assert kind != "shape" or again.tokens == 5
+
+
+def in_a_record(e):
+    return Made({"a": State({"w": e}, buffers=["w"])})
+
+
+def a_view(e):
+    return torch.zeros(100)[:1]
+
+
+def test_records_are_shared_and_views_count_as_what_they_hold():
+    for make, room, kept_there in ((in_a_record, 11, 0), (in_a_record, 12, 1), (a_view, 399, 0), (a_view, 400, 1)):
+        once, bills = Once(CPU, room=room), []
+        for _ in range(2):
+            once.do(make, [a_value().part("E", 4)], {}, 1, bills.append)
+        assert len(bills) == kept_there
+    once = Once(CPU)
+    first, again = (once.do(in_a_record, [a_value().part("E", 4)], {}, 1, bills.append) for _ in range(2))
+    first.a["a"]["w"].zero_()
+    assert again.a["a"]["w"].tolist() == [0, 1, 2]
+    assert list(again.a["a"].buffers) == ["w"]
+
+
 class FakeEvent:
     made: ClassVar[list[FakeEvent]] = []
 
@@ -182,6 +304,21 @@ def test_room_is_a_part_of_the_device(monkeypatch):
     assert room_for_results(CPU) == 1 << 28
 
 
+@functools.lru_cache
+def cached(e):
+    return e
+
+
+class Sly(FrozenPart):
+    """Says that it is what another client holds."""
+
+    key = "what another client holds"
+
+
+class Text(str):
+    """May have attributes, which no key tells."""
+
+
 def test_work_carries_nothing_of_its_own():
     secret = torch.ones(1)
 
@@ -192,9 +329,14 @@ def test_work_carries_nothing_of_its_own():
     for make in (inner, lambda e: e, torch.nn.Linear(2, 2), Bills.ask):
         with pytest.raises(ContractError, match="is not a function of a module"):
             check_work(make, [part], {})
+    for make in (Made, cached, torch.relu):
+        with pytest.raises(ContractError, match="is not a function of a module"):
+            check_work(make, [part], {})
+    with pytest.raises(ContractError, match="was given a Sly for scaled, which is not a part of a frozen value"):
+        check_work(scaled, [part, Sly(a_value(), ("E", 4), None)], {})
     with pytest.raises(ContractError, match="was given a Tensor for scaled, which is not a part of a frozen value"):
         check_work(scaled, [part, torch.ones(2)], {})
-    for wrong in (secret, [1.0], (1, (2, secret)), {"a": 1}):
+    for wrong in (secret, [1.0], (1, (2, secret)), {"a": 1}, Text("a"), Two(1, 2), (Text("a"),)):
         with pytest.raises(ContractError, match="more of scaled is not a number, a text or a tuple"):
             check_work(scaled, [part, part], {"by": 1.0, "more": wrong})
     check_work(scaled, [part, part], {"by": (1, (2.0, "a", None, True))})
@@ -259,14 +401,14 @@ def test_nothing_is_shared_where_flops_are_counted():
 def test_a_client_asks_for_work_through_its_site():
     site = World(Setting.make(**SETTING)).site(1)
     part = a_value().part("E", 4)
-    meters = [Meter(f"client {k}", 3, CPU) for k in (1, 2)]
+    meters = [Meter(f"client {k}", t, CPU) for k, t in ((1, 3), (2, 3), (1, 4), (2, 4))]
     for meter in meters:
-        client = Client(site, 3, 0, meter, None, {})
+        client = Client(site, meter.t, 0, meter, None, {})
         with meter.span("task"):
             assert client.once(several, part)["a"][0].tolist() == [0, 1, 2]
         with pytest.raises(ContractError, match="not a function of a module"):
             client.once(lambda e: e, part)
-    assert [len(meter._aways) for meter in meters] == [0, 1]
+    assert [len(meter._aways) for meter in meters] == [0, 1, 0, 1]
     alone = Client(replace(site, once=None), 3, 0, meters[0], None, {})
     assert alone.once(several, part)["n"] == 3
     assert not meters[0]._aways

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedaudit import Frozen, LowRank, State, Up, freeze, public, registry, run
+from fedaudit import Frozen, LowRank, Record, State, Up, freeze, public, registry, run
 from fedaudit.errors import ContractError, WireError
 from fedaudit.privacy.provenance import Provenance
 from fedaudit.runtime import checkpoint
@@ -72,6 +72,58 @@ def test_what_is_not_there_is_named() -> None:
         frozen.keys("e")
     with pytest.raises(ContractError, match=r"\['Dec'\] of a frozen value is a State. Only tensors have rows"):
         frozen.read("Dec", rows=torch.tensor([0]))
+
+
+class Pair(Record):
+    a: Any
+    b: Any
+
+
+class OtherPair(Record):
+    a: Any
+    b: Any
+
+
+ONE, TWO = torch.tensor([1.0]), torch.tensor([2.0])
+UNLIKE: list[list[Any]] = [
+    [ONE, TWO, ONE.double(), ONE.view(1, 1), ONE.view(torch.int32), ONE[:0], ONE[:0].double()],
+    [[1], [1.0], [True], ["1"], [None], ["None"], [0.0], [-0.0], [], [[]], ["list"], (), (1,), {}, "dict", {0: 1}],
+    [{"a": ONE, "b": TWO}, {"b": ONE, "a": TWO}, {"a": ONE, "b": ONE}, {"a": ONE}, {"b": ONE}, {1: ONE}, {"1": ONE}],
+    [{"a": {"b": ONE}}, {"a/'b'": ONE}, {"a": [ONE]}, {"a": ()}, {"a": ("tuple",)}, {"a": "tuple"}],
+    [Pair(ONE, 1), Pair(1, ONE), OtherPair(ONE, 1), {"a": ONE, "b": 1}, Pair(ONE, 1.0)],
+    [State({"a": ONE, "b": TWO}, names) for names in ([], ["a"], ["b"], ["a", "b"])],
+    [{"a": ONE, "b": TWO}, State({"a": ONE, "b": TWO})],
+]
+
+
+@pytest.mark.parametrize("unlike", UNLIKE)
+def test_a_part_is_told_from_every_other_content(unlike: list[Any]) -> None:
+    """By types, names and what holds them too: 1 and True are equal, and work on them need not be."""
+    keys = [freeze(value).part().key for value in unlike]
+    assert len(set(keys)) == len(unlike)
+    assert keys == [freeze({"in": copy.deepcopy(value)}).part("in").key for value in unlike], "and by nothing else"
+    assert keys == [copy.deepcopy(freeze(value)).part().key for value in unlike]
+
+
+def test_a_part_is_known_by_its_rows() -> None:
+    frozen = freeze({"E": torch.arange(6.0), "F": torch.arange(6.0) + 1})
+    chosen = [[2, 0], [0, 2], [2], [2, 0, 0], [], [5]]
+    parts = [frozen.part("E", rows=torch.tensor(rows, dtype=torch.long)) for rows in chosen]
+    assert len({part.key for part in (*parts, frozen.part("E"), frozen.part("F", rows=torch.tensor([2, 0])))}) == 8
+    assert [part.read().tolist() for part in parts] == chosen
+    assert frozen.part("E", rows=torch.tensor([9, 2, 9, 0])[1::2]).key == parts[0].key
+    one = frozen.part("E", rows=torch.tensor(2))
+    assert (one.key, one.read().tolist()) == (parts[2].key, [2])
+    wide = [frozen.part("E", rows=rows).key for rows in (torch.tensor([1]), torch.tensor([1, 0], dtype=torch.int32))]
+    assert wide[0] != wide[1], "though their bytes are the same"
+
+
+def test_the_content_of_a_part_is_the_same_on_every_device() -> None:
+    here = freeze({"E": ONE, "n": 1})
+    content = packing.Content(here.contents[0].digest)
+    there = Frozen({"E": content.held(ONE.to("meta"), torch.detach), "n": 1}, [content])
+    assert there.part().key == here.part().key
+    assert (here.part().devices, there.part("E").devices) == (("cpu",), ("meta",))
 
 
 @pytest.mark.parametrize("read_back", [False, True])

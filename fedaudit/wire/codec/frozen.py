@@ -15,7 +15,7 @@ import xxhash
 from torch import Tensor
 
 from fedaudit.errors import ContractError
-from fedaudit.wire.message import Record, Size, fresh, size_of
+from fedaudit.wire.message import Record, Size, State, fresh, size_of
 
 if TYPE_CHECKING:
     from fedaudit.wire.codec.packing import Content
@@ -99,28 +99,40 @@ class FrozenPart:
 
     @property
     def key(self) -> Hashable:
-        """Return what tells it from parts with another content. It is found without reading the part."""
+        """Return what tells it from parts with another content, on whatever device they lie. It is found without
+        reading the part.
+        """
         known = {id(content.of): content for content in self._of.contents}
         found: list[Hashable] = []
         for name, leaf in _leaves(self._of._at(self._path)):
             if isinstance(leaf, Tensor):
-                leaf = (known[id(leaf)].digest, str(leaf.dtype), tuple(leaf.shape), str(leaf.device))
-            found.append((name, leaf))
+                found.append((name, known[id(leaf)].digest, str(leaf.dtype), tuple(leaf.shape)))
+            else:
+                found.append((name, leaf))
         rows = self._rows
-        chosen = None if rows is None else (len(rows), xxhash.xxh3_128_hexdigest(rows.cpu().numpy().tobytes()))
+        chosen = None if rows is None else (rows.numel(), xxhash.xxh3_128_hexdigest(rows.cpu().numpy().tobytes()))
         return tuple(found), chosen
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Return the devices on which its tensors lie, one by one."""
+        return tuple(str(leaf.device) for _, leaf in _leaves(self._of._at(self._path)) if isinstance(leaf, Tensor))
 
-def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the tensors and plain values in a tree, each with the names of what it lies in."""
+
+def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | str]]:
+    """Yield the tensors in a tree, and texts for its plain values and for what they lie in, each with its names."""
+    if isinstance(value, Tensor):
+        yield name, value
+        return
+    if not isinstance(value, Record | dict | list | tuple):
+        yield name, repr(value)  # 1, 1.0 and True are equal, and so are 0.0 and -0.0
+        return
+    kind = value.class_id() if isinstance(value, Record) else type(value).__name__
+    yield name, f"{kind} {sorted(value.buffers)}" if isinstance(value, State) else kind
     if isinstance(value, Record):
         value = {field: getattr(value, field) for field in type(value).declared()}
-    if isinstance(value, dict | list | tuple):
-        yield name, type(value).__name__
-        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            yield from _leaves(item, f"{name}/{key!r}")
-    else:
-        yield name, value
+    for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+        yield from _leaves(item, f"{name}/{key!r}")
 
 
 def _named(path: Sequence[int | str], found: Any) -> str:
