@@ -7,11 +7,18 @@ record another thread's work. So a stream is taken once for each purpose here, a
 Recordings that are replayed side by side must not be captured on one stream: cuBLAS keeps a workspace for each stream,
 a recording uses that of the stream on which it was captured, and two kernels in one workspace wait for each other for
 ever. So every stream on which recordings are replayed has a stream of its own on which they are captured.
+
+Streams run side by side as far as the driver gives a process connections to the device. It gives eight, but two where
+the device is shared through NVIDIA's Multi-Process Service: ten ResNet-18 that train side by side then take twice as
+long (docs/results/speed.md). So this module asks for eight in any case, when it is imported: the driver looks at the
+environment when CUDA starts, and never again.
 """
 
 from __future__ import annotations
 
+import os
 import threading
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
@@ -20,7 +27,16 @@ TRANSFER = "transfer"  # messages are copied to main memory on it, from any thre
 LANES = 12  # streams for what runs side by side, and as many to capture on; if there is more of it, it shares them
 CAPTURE = "capture for"
 POOL = 32  # streams that torch hands out before the first one comes again
+CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"  # the driver's variable for connections of a process to the device
+ENOUGH = 8  # what the driver gives a process that shares the device with nobody
 
+
+def ask_for_connections(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Ask for as many connections to the device as a process has alone, unless somebody has asked already."""
+    environment.setdefault(CONNECTIONS, str(ENOUGH))
+
+
+ask_for_connections()
 _kept: dict[tuple[int, str], Any] = {}
 _lock = threading.Lock()
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
@@ -12,7 +15,16 @@ import pytest
 import torch
 
 from fedaudit import cuda_streams
-from fedaudit.cuda_streams import LANES, POOL, TRANSFER, capture_stream, kept_stream, lane
+from fedaudit.cuda_streams import (
+    CONNECTIONS,
+    LANES,
+    POOL,
+    TRANSFER,
+    ask_for_connections,
+    capture_stream,
+    kept_stream,
+    lane,
+)
 
 DEVICE = torch.device("cuda", 0)
 DEFAULT = SimpleNamespace(cuda_stream=0, device=DEVICE)
@@ -109,3 +121,19 @@ def test_threads_that_ask_at_once_get_one_stream(pool: Pool) -> None:
 def test_lanes_come_again_after_the_last_one(pool: Pool) -> None:
     assert lane(3, DEVICE) is lane(3 + LANES, DEVICE)
     assert lane(3, DEVICE) is not lane(4, DEVICE)
+
+
+def test_connections_are_asked_for_unless_somebody_did() -> None:
+    """A process that shares the device would have two of them, and ten models that train side by side ten lanes."""
+    for before, after in (({}, "8"), ({CONNECTIONS: "1"}, "1"), ({CONNECTIONS: "32"}, "32")):
+        environment = dict(before)
+        ask_for_connections(environment)
+        assert environment == {CONNECTIONS: after}
+
+
+def test_connections_are_asked_for_before_cuda_starts() -> None:
+    """Whatever opens a run asks for them while it is imported."""
+    code = f"import os, torch, fedaudit.runtime.world; print(os.environ['{CONNECTIONS}'], torch.cuda._initialized)"
+    environment = {name: value for name, value in os.environ.items() if name != CONNECTIONS}
+    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout.split() == ["8", "False"]

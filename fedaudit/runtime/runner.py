@@ -237,6 +237,7 @@ def _one_round(run: RunState, t: int) -> None:
         check_state(run, after, "round")
         run.timings.add(meter.close(), peak_rss(), meter.peak_gpu())
     run.note(f"steps not recorded: {reason}" for reason in unrecorded)
+    run.world.shared_work.forget()
     if participants:
         _check_traffic(run, t, participants, wire, summing.facts)
     end = run.transcript.end_round_behind(t)

@@ -67,8 +67,8 @@ class Once:
         round t.
         """
         if t != self._round:
-            self._made.clear()
-            self._round, self._bytes = t, 0
+            self.forget()
+            self._round = t
         key = work_of(make, parts, given), tuple(part.devices for part in parts)
         if (found := self._made.get(key)) is not None:
             bill(Away(share_s=found.wall_s, stack=found.events, share=1.0, done_before=True))
@@ -79,6 +79,11 @@ class Once:
             return made.value
         self._made[key], self._bytes = made, self._bytes + size
         return fresh(made.value)
+
+    def forget(self) -> None:
+        """Let go of all results: what a round has made takes room that the next one needs."""
+        self._made.clear()
+        self._bytes = 0
 
     def _work(self, make: Callable[..., Any], parts: Sequence[FrozenPart], given: Mapping[str, Any]) -> _Made:
         events = None

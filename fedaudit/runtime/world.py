@@ -87,7 +87,7 @@ class World:
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
         self._bases: dict[str, dict[str, torch.Tensor]] = {}  # by architecture: the parameters that are not trained
-        self._once = Once(self.device)
+        self.shared_work = Once(self.device)
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
@@ -374,7 +374,7 @@ class World:
             others=functools.partial(self.other_rows, k) if rows is None else nothing_else,
             count=self.count(k) if rows is None else len(rows[1]),
             people=functools.partial(self.people, k) if rows is None else nobody,
-            once=None if self.setting.flops else self._once,  # FLOPs are counted as they are done, and not billed
+            once=None if self.setting.flops else self.shared_work,  # FLOPs are counted as they are done, and not billed
         )
 
     @functools.cached_property

@@ -3,6 +3,9 @@
 Without it the processes take turns on the device, and small networks leave most of it idle in each turn. The service
 cannot be started if another user's is running, if the driver lacks it, and inside some containers. The processes then
 take turns, and the audit says so.
+
+The service has a pool of connections to the device, of which each process takes some for itself. They are divided among
+the processes where there are many.
 """
 
 from __future__ import annotations
@@ -16,11 +19,13 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
+from fedaudit.cuda_streams import CONNECTIONS, ENOUGH
 from fedaudit.runtime.world import on_gpu
 from fedaudit.setting import Setting
 
 CONTROL = "nvidia-cuda-mps-control"
 SECONDS = 10  # seconds allowed to start or to end the service
+POOL = 96  # connections to the device in the service's pool: two for each of the 48 processes that it allows
 SHARED = 3.0  # speed-up over one process, of nine small networks on one H200 with the service (docs/results)
 
 
@@ -33,6 +38,11 @@ def at_once(settings: Sequence[Setting], jobs: int) -> float:
         return float(max(1, jobs))
     there = "CUDA_MPS_PIPE_DIRECTORY" in os.environ or shutil.which(CONTROL) is not None
     return min(float(jobs), SHARED) if there else 1.0
+
+
+def connections(jobs: int) -> int:
+    """Return how many connections to the device each of several processes asks for: as alone, while the pool lasts."""
+    return min(ENOUGH, max(1, POOL // jobs))
 
 
 @contextlib.contextmanager
@@ -58,12 +68,17 @@ def shared_gpu(settings: Sequence[Setting], jobs: int) -> Iterator[str | None]:
         if trouble is not None:
             yield f"the processes take turns on the GPU: {CONTROL} did not start ({trouble or 'it gave no reason'})"
             return
+        before = dict(os.environ)
         os.environ.update(where)  # the workers inherit these
+        if before.get(CONNECTIONS) == str(ENOUGH):  # asked for by this package, and by nobody else
+            os.environ[CONNECTIONS] = str(connections(jobs))
         try:
             yield f"the GPU is shared by {jobs} processes through an MPS server"
         finally:
             for name in where:
                 os.environ.pop(name, None)
+            if CONNECTIONS in before:
+                os.environ[CONNECTIONS] = before[CONNECTIONS]
             with contextlib.suppress(
                 OSError, subprocess.TimeoutExpired
             ):  # the service ends with its clients in any case

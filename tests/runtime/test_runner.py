@@ -650,7 +650,8 @@ class Rounds:
         self.run = SimpleNamespace(
             setting=SimpleNamespace(rounds=5, flops="flops", seed=3), now=0, answers="answers", isolated=isolated,
             engine=SimpleNamespace(in_process=in_process), state="before", watch=self.call("watch"),
-            world=SimpleNamespace(device=torch.device("cpu"), compression=compression), server=self.server,
+            world=SimpleNamespace(device=torch.device("cpu"), compression=compression,
+                                  shared_work=SimpleNamespace(forget=lambda: None)), server=self.server,
             transcript=SimpleNamespace(begin_round=self.call("begin"), end_round_behind=self.call("end", "end")),
             timings=SimpleNamespace(add=self.call("timings")), record=SimpleNamespace(rounds=["round 1"]),
             method=SimpleNamespace(round=self.round, diagnostics=lambda after: {f"of {after}": 1.5}),

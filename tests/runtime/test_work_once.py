@@ -128,6 +128,18 @@ def test_another_round_forgets_what_was_made():
     assert len(done) == 3
 
 
+def test_what_was_forgotten_takes_no_room():
+    bills = Bills(Once(CPU, room=12))
+    for _ in range(3):
+        bills.ask(a_value())
+        bills.once.forget()
+    assert len(done) == 3
+    assert not bills
+    bills.ask(a_value())
+    bills.ask(a_value())
+    assert (len(done), len(bills)) == (4, 1), "there was room again"
+
+
 def test_what_has_no_room_is_made_by_each():
     """A result has 12 bytes: the first stays, the second does not."""
     bills = Bills(Once(CPU, room=23))
@@ -381,6 +393,8 @@ def test_a_client_decodes_nothing_that_another_has_decoded(tmp_path, monkeypatch
         return REAL_WORK(self, make, *rest)
 
     monkeypatch.setattr(Once, "_work", work)
+    opened, begin = [], Once.__init__
+    monkeypatch.setattr(Once, "__init__", lambda self, *given: opened.append(self) or begin(self, *given))
     for name, room in (("shared", 1 << 28), ("alone", 0)):
         calls.clear()
         world_of.cache_clear()
@@ -389,6 +403,8 @@ def test_a_client_decodes_nothing_that_another_has_decoded(tmp_path, monkeypatch
     (shared, few), (alone, many) = records["shared"], records["alone"]
     assert (few, many) == (3 + 6, 3 * 3 + 3 * 6)
     assert shared.transcript_digest == alone.transcript_digest
+    assert opened
+    assert not any(once._made for once in opened), "at the end of a round nothing stays"
 
 
 def test_nothing_is_shared_where_flops_are_counted():

@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedaudit.cuda_streams import CONNECTIONS
 from fedaudit.setting import Setting
 from fedaudit.suite import gpu_sharing
 from fedaudit.suite.cell import Cell
 from fedaudit.suite.forecast import Forecast, total
-from fedaudit.suite.gpu_sharing import CONTROL, SHARED, at_once, shared_gpu
+from fedaudit.suite.gpu_sharing import CONTROL, SHARED, at_once, connections, shared_gpu
 
 GPU, CPU = Setting.make(device="cuda"), Setting.make(device="cpu")
 
@@ -40,6 +41,22 @@ def test_it_is_there_while_the_runs_are(control: Path) -> None:
     assert control.read_text().splitlines() == [f"start {folder}", f"quit {folder}"]
     assert "CUDA_MPS_PIPE_DIRECTORY" not in os.environ
     assert not Path(folder).exists()
+
+
+@pytest.mark.parametrize(("jobs", "asked", "expected"), [(2, "8", "8"), (16, "8", "6"), (200, "8", "1"), (16, "1", "1"),
+                                                       (2, "32", "32")])  # fmt: skip
+def test_processes_divide_the_connections(jobs: int, asked: str, expected: str, control: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    """Of 96: as many as a process has alone, for twelve of them. What somebody has asked for stays."""
+    monkeypatch.setenv(CONNECTIONS, asked)
+    with shared_gpu([GPU], jobs):
+        assert os.environ[CONNECTIONS] == expected
+    assert os.environ[CONNECTIONS] == asked
+    monkeypatch.delenv(CONNECTIONS)
+    with shared_gpu([GPU], jobs):
+        assert CONNECTIONS not in os.environ
+    assert CONNECTIONS not in os.environ
+    assert [connections(n) for n in (1, 12, 13, 48, 96, 97)] == [8, 8, 7, 2, 1, 1]
 
 
 def test_it_ends_with_a_failure_too(control: Path) -> None:
