@@ -320,13 +320,37 @@ def test_what_it_says_of_whole_runs_on_cifar10_alone() -> None:
     assert f"on CIFAR-10 itself, alone on the GPU, takes {spent['fedzge_fedavg']:.1f} minutes**" in text
 
 
+def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
+    kept = json.loads((KEPT / "profile" / "dffke_resnet18_alone.json").read_text())
+    flat = " ".join((RESULTS / "speed.md").read_text().split())
+    alone = kept["without_service"]
+    rounds, so_far = alone["rounds_s"], alone["so_far_s"]
+    assert f"takes {min(rounds[1:]):.1f} to {max(rounds[1:]):.1f} s a round** after a first of {rounds[0]:.1f}," in flat
+    assert max(rounds[1:]) < 30, "where 30 were aimed at"
+    assert f"(preset `authors`, bf16, {kept['commit']}, four rounds;" in flat
+    assert len(rounds) == len(so_far) == 4
+    fit, server = ((so_far[3][part] - so_far[0][part]) / 3 for part in ("clients_fit", "server_optimise"))
+    assert f"later round {fit:.1f} s are local training and exchange, {server:.1f} s the training of" in flat
+    step = kept["ten_models_step_ms"]
+    plain = sorted(step["without_service"])
+    told = f"took {step['under_service']:.1f} ms, and {plain[0]:.1f} to {plain[1]:.1f} without it.**"
+    assert f"Multi-Process Service a step of ten stock ResNet-18 {told}" in flat
+    eight, many = step["under_service_8_connections"], step["under_service_32_connections"]
+    assert f"such a step takes {eight:.1f} ms under the service too, and {many:.1f} with 32." in flat
+    under = kept["under_service"]
+    slow, spent = under["rounds_s"][1:5], under["so_far_s"]
+    each = (spent["5"]["clients_fit"] - spent["2"]["clients_fit"]) / 3
+    assert f"took {min(slow):.1f} to {max(slow):.1f} s; local training and exchange took {each:.1f} s," in flat
+    run = json.loads((STUDIES / "dffke" / "records" / "dffke_resnet18" / "dffke-0.json").read_text())
+    assert run["commit"] == kept["commit"]
+    assert run["rounds_done"] == len(under["rounds_s"])
+
+
 def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     kept = json.loads((KEPT / "profile" / "dffke_resnet18_authors.json").read_text())
     flat = " ".join((RESULTS / "speed.md").read_text().split())
     first, second = kept["rounds"]
-    assert (
-        f"took {first['seconds']:.1f} and {second['seconds']:.1f} s for its first two rounds alone on the GPU" in flat
-    )
+    assert f"its first two rounds took {first['seconds']:.1f} and {second['seconds']:.1f} s ({kept['commit']};" in flat
     steps, own = kept["decoder_steps"], second["exchange_steps"]
     assert f"{second['decoder']:.1f} s of the second were the decoder's {steps:,} steps" in flat
     assert (
@@ -341,21 +365,12 @@ def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     made = kept["a_model_with_given_weights_s"]
     assert f"{made['copied']:.3f} s instead of {made['drawn_first']:.3f} s each on an aarch64" in flat
     later = kept["later_rounds"]
-    told = later["rounds_s"]
-    assert (
-        f"the fourth to the seventh took {min(told[3:]):.1f} to {max(told[3:]):.1f} s ({later['commit']}; two" in flat
-    )
-    before = second["local_training"] + second["exchange"]
-    both = f"local training and exchange together took {later['round_6']['clients_fit']:.1f} s, where the second round"
-    assert f"{both} of the profile has {before:.1f}." in flat
     both = later["two_at_once"]
     pairs = both["rounds_s"]
     half = sum(pairs) / len(pairs) / 2
-    assert (
-        f"Two such runs at once took {min(pairs):.0f} to {max(pairs):.0f} s in the second and third round, {half:.0f} s"
-        in flat
-    )
-    assert f"and {both['gpu_mib'] / 1024:.0f} of the GPU's 139 GiB" in flat
+    told = f"took {min(pairs):.0f} to {max(pairs):.0f} s in the second and third round, {half:.0f} s for each"
+    assert f"two such runs at once, under the service, {told}" in flat
+    assert f"and {both['gpu_mib'] / 1024:.0f} of the GPU's 139 GiB ({later['commit']})" in flat
     ten = kept["ten_models_step_ms"]
     at = ten["resnet18"]
     assert f"takes {at['10']:.2f} ms in batches of 100, of five {at['5']:.2f} ms, of twenty {at['20']:.2f} ms" in flat
