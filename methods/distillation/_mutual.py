@@ -9,16 +9,15 @@ DFFKE's code, which is built on HtFLlib, the own network has Adam and the shared
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any, Self
+from typing import Self
 
-import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from fedaudit import Opt
+from fedaudit import Opt, sgd
 from fedaudit.methods.shared._local_training import WithViews
 from fedaudit.training.models import Net
+from fedaudit.training.optimiser_parts import ByParts
 
 
 class Pair(nn.Module):
@@ -33,60 +32,9 @@ class Pair(nn.Module):
         return self.own.classify(h), self.shared.classify(h_s), h, self.W_h(h_s)
 
     def sizes(self) -> tuple[int, ...]:
-        """Return how many parameter tensors each of the three parts has, in their order."""
-        return tuple(len(list(part.parameters())) for part in (self.own, self.shared, self.W_h))
-
-
-class ClippedSGD(torch.optim.SGD):
-    """SGD that first scales the gradient of each part of a model down to the norm `clip`, if it is longer.
-
-    `sizes` says how many of the parameters belong to each part.
-    """
-
-    def __init__(self, params: Iterable[Tensor], clip: float = 10.0, sizes: Sequence[int] = (), **options: Any):
-        super().__init__(params, **options)
-        self.clip, self.sizes = clip, tuple(sizes)
-
-    def step(self, closure: Any = None) -> Any:
-        clip_parts([p for group in self.param_groups for p in group["params"]], self.sizes, self.clip)
-        return super().step(closure)
-
-
-class AdamAndSGD(torch.optim.Optimizer):
-    """Adam for the first part of a model and plain SGD for the others, after each part's gradient was clipped.
-
-    `lr` and `weight_decay` are Adam's, `eta_shared` is the rate of SGD. Without `clip` nothing is clipped.
-    """
-
-    def __init__(
-        self, params: Iterable[Tensor], lr: float, weight_decay: float, eta_shared: float, clip: float | None,
-        sizes: Sequence[int],
-    ):  # fmt: skip
-        every = list(params)
-        own, others = every[: sizes[0]], every[sizes[0] :]
-        super().__init__([{"params": own, "lr": lr}, {"params": others, "lr": eta_shared}], {})
-        self.clip, self.sizes = clip, tuple(sizes)
-        self.parts = torch.optim.Adam(own, lr, weight_decay=weight_decay), torch.optim.SGD(others, eta_shared)
-
-    def step(self, closure: Any = None) -> Any:
-        if self.clip is not None:
-            clip_parts([p for group in self.param_groups for p in group["params"]], self.sizes, self.clip)
-        for part in self.parts:
-            part.step()
-
-
-def clip_parts(parameters: Sequence[Tensor], sizes: Sequence[int], clip: float) -> None:
-    """Scale the gradient of each part down to the norm `clip`, if it is longer. A part has so many of the tensors."""
-    left = list(parameters)
-    for size in sizes:
-        part, left = left[:size], left[size:]
-        if part:
-            nn.utils.clip_grad_norm_(part, clip)
-
-
-def clipped(opt: Opt, clip: float | None, pair: Pair) -> Opt:
-    """Return the optimiser with each network's gradient clipped; as it is if `clip` is None."""
-    return opt if clip is None else Opt(ClippedSGD, {**opt.options, "clip": clip, "sizes": pair.sizes()})
+        """Return how many tensors of each of the three parts are trained, in their order."""
+        parts = (self.own, self.shared, self.W_h)
+        return tuple(sum(p.requires_grad for p in part.parameters()) for part in parts)
 
 
 class WithPair(WithViews):
@@ -105,7 +53,9 @@ class WithPair(WithViews):
 
     def of_pair(self, eta: float, pair: Pair) -> Opt:
         """Return the optimiser of both networks, at the learning rate eta."""
-        if self.eta_shared is None:
-            return clipped(self.optimiser(eta), self.clip, pair)
-        of = {"eta_shared": self.eta_shared, "clip": self.clip, "sizes": pair.sizes()}
-        return Opt(AdamAndSGD, {"lr": eta, "weight_decay": self.weight_decay, **of})
+        own = self.optimiser(eta)
+        if self.eta_shared is None and self.clip is None:
+            return own
+        others = own if self.eta_shared is None else sgd(self.eta_shared)
+        parts = [(size, opt.make, opt.options) for size, opt in zip(pair.sizes(), (own, others, others), strict=True)]
+        return Opt(ByParts, {"parts": parts, "clip": self.clip}, own.schedule)

@@ -10,11 +10,12 @@ import torch
 from pydantic import ValidationError
 from torch import nn
 
-from fedaudit import Opt, run
-from fedaudit.methods.distillation import _mutual, fedkd, fke, fml, mhat
+from fedaudit import Opt, adam, run, sgd
+from fedaudit.methods.distillation import fedkd, fke, fml, mhat
 from fedaudit.methods.prototypes import fedktl
 from fedaudit.methods.prototypes._transfer import mmd, simplex
 from fedaudit.training.fit import Live
+from fedaudit.training.optimiser_parts import ByParts
 from fedaudit.wire.message import load
 from fedaudit.wire.transcript import Transcript
 
@@ -217,44 +218,21 @@ def test_fedkds_longest_gradient_is_any_number_above_0():
         fedkd.FedKD(clip=0.0)
 
 
-@pytest.mark.parametrize("clip", [None, 0.5])
-def test_the_own_network_has_adam_and_the_others_sgd(clip):
-    """Three steps against an Adam and an SGD by themselves, each part's gradient clipped by itself before."""
-    torch.manual_seed(0)
-    start = [torch.randn(3, 2), torch.randn(3), torch.randn(2, 2), torch.randn(2)]
-    mine, theirs = ([t.clone().requires_grad_() for t in start] for _ in range(2))
-    of = {"lr": 0.1, "weight_decay": 0.3, "eta_shared": 0.2, "clip": clip, "sizes": (2, 1, 1)}
-    both = Opt(_mutual.AdamAndSGD, of).build(mine)
-    alone = torch.optim.Adam(theirs[:2], 0.1, weight_decay=0.3), torch.optim.SGD(theirs[2:], 0.2)
-    for step in range(3):
-        for tensors in (mine, theirs):
-            for t in tensors:
-                t.grad = None
-            sum(((t - step) ** 2).sum() for t in tensors).backward()
-        both.step()
-        if clip is not None:
-            for part in (theirs[:2], theirs[2:3], theirs[3:]):
-                length = torch.cat([t.grad.flatten() for t in part]).norm()
-                for t in part:
-                    t.grad *= min(1.0, clip / (length.item() + 1e-6))
-        for optimiser in alone:
-            optimiser.step()
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, theirs, strict=True))
-    assert not any(torch.allclose(a, b, atol=1e-2) for a, b in zip(mine, start, strict=True))
-
-
 @pytest.mark.parametrize("method", [fml.FML, fedkd.FedKD])
 def test_which_optimiser_a_pair_of_networks_has(method):
     """DFFKE's code: Adam at 0.001 with a decay of 1e-5 for the own network, SGD at 0.01 for the rest, clipped at 10."""
     pair = SimpleNamespace(sizes=lambda: (2, 3, 1))
     authors = method(**method.presets["dffke_authors"])
-    assert authors.of_pair(authors.eta, pair) == Opt(
-        _mutual.AdamAndSGD,
-        {"lr": 0.001, "weight_decay": 1e-5, "eta_shared": 0.01, "clip": 10.0, "sizes": (2, 3, 1)},
-    )
+    opts = adam(0.001, weight_decay=1e-5), sgd(0.01), sgd(0.01)
+    parts = [(size, opt.make, opt.options) for size, opt in zip((2, 3, 1), opts, strict=True)]
+    assert authors.of_pair(authors.eta, pair) == Opt(ByParts, {"parts": parts, "clip": 10.0})
     assert (authors.E, authors.B, authors.crop, authors.flip, authors.jitter) == (1, 100, 4, True, 0.4)
     library = method(**method.presets["htfllib"])
-    assert library.of_pair(0.01, pair).make is _mutual.ClippedSGD
+    of = library.optimiser(0.01)
+    parts = [(size, torch.optim.SGD, of.options) for size in (2, 3, 1)]
+    assert library.of_pair(0.01, pair) == Opt(ByParts, {"parts": parts, "clip": library.clip})
+    assert library.clip is not None
+    assert method(eta_shared=0.5, opt="adam").of_pair(0.25, pair).options["clip"] is None
     assert method(opt="adam").of_pair(0.25, pair).make is torch.optim.Adam
     with pytest.raises(ValidationError, match='eta_shared belongs to opt = "adam"'):
         method(eta_shared=0.1)
@@ -322,7 +300,7 @@ def test_fedkds_client_trains_a_pair_and_sends_the_change(intensity, weights, mo
             self.own, self.shared, self.W_h = own, shared, W_h
 
     monkeypatch.setattr(fedkd, "Pair", Together)
-    monkeypatch.setattr(_mutual, "clipped", lambda opt, clip, pair: (opt.options["lr"], clip))
+    monkeypatch.setattr(fedkd.FedKD, "of_pair", lambda self, eta, pair: (eta, pair))
     monkeypatch.setattr(fedkd, "LowRank", Low)
     monkeypatch.setattr(fedkd.FedKD, "energy", lambda self, client: 0.75)
     monkeypatch.setattr(fedkd, "Update", lambda g, n: ((g.change, g.energy), n))
@@ -335,7 +313,7 @@ def test_fedkds_client_trains_a_pair_and_sends_the_change(intensity, weights, mo
     ((loss, how),) = fits
     pair = how.pop("model")
     assert (pair.own, pair.shared.weight.tolist()) == (client.model, [[2, 3]])
-    plain = {"epochs": 2, "batch": 5, "opt": (0.25, 4.0), "augment": None}
+    plain = {"epochs": 2, "batch": 5, "opt": (0.25, pair), "augment": None}
     if intensity == "batch":
         assert (loss, how) == (fedkd.by_batch, plain | {"separable": False})
     else:

@@ -14,7 +14,7 @@ from pages import script_in_place
 from torch import nn
 from torch.nn import functional as F
 
-from fedaudit import Opt, State, weighted_mean
+from fedaudit import State, weighted_mean
 from fedaudit.methods.averaging.feddyn import regularised
 from fedaudit.methods.averaging.fedntd import not_true_distillation
 from fedaudit.methods.averaging.fedprox import proximal
@@ -22,13 +22,13 @@ from fedaudit.methods.averaging.moon import contrastive
 from fedaudit.methods.averaging.perfedavg import FirstOrder
 from fedaudit.methods.averaging.scaffold import controlled
 from fedaudit.methods.datafree.fedgen import L_samples
-from fedaudit.methods.distillation._mutual import ClippedSGD, Pair, clipped
+from fedaudit.methods.distillation._mutual import Pair
 from fedaudit.methods.distillation.feddistill import distilled
 from fedaudit.methods.distillation.fedkd import by_batch
-from fedaudit.methods.distillation.fml import joint
+from fedaudit.methods.distillation.fml import FML, joint
 from fedaudit.methods.prototypes.fedproto import regularised as prototypical
 from fedaudit.methods.prototypes.fedtgp import L_P, GlobalPrototypes, adaptive_margin
-from fedaudit.training.fit import Live, sgd
+from fedaudit.training.fit import Live
 from fedaudit.training.models import Net
 from fedaudit.wire.svd import factors
 
@@ -252,9 +252,7 @@ def test_mutual_learning_of_a_library():
 
 def test_each_network_is_clipped_by_itself():
     pair, (x, y) = Pair(net(), net()), batch()
-    opt = clipped(sgd(1.0), 0.05, pair)
-    assert isinstance(opt, Opt)
-    assert opt.make is ClippedSGD
+    opt = FML(clip=0.05, momentum=0.0).of_pair(1.0, pair)
     before = [p.detach().clone() for p in pair.parameters()]
     made = opt.build(list(pair.parameters()))
     joint(Live(pair), x, y, 0.5, 0.7).mean().backward()
@@ -262,7 +260,7 @@ def test_each_network_is_clipped_by_itself():
     steps = [w - p.detach() for w, p in zip(before, pair.parameters(), strict=True)]
     for part in (steps[:4], steps[4:]):
         assert abs(float(torch.cat([s.flatten() for s in part]).norm()) - 0.05) < 1e-6
-    assert clipped(sgd(1.0), None, pair).make is torch.optim.SGD
+    assert FML().of_pair(1.0, pair).make is torch.optim.SGD
 
 
 def test_mentor_and_mentee_of_a_library():

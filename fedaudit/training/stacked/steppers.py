@@ -2,7 +2,8 @@
 
 torch's own optimisers keep one count of steps for a whole tensor, so models that have taken different numbers of steps
 cannot share one. SGD and Adam are therefore written here once more, by torch's formulas. Any other optimiser that
-treats every number alone serves a stack whose models all step together.
+treats every number alone serves a stack whose models all step together. Where each part of a model has an optimiser of
+its own (`optimiser_parts`), so it has here.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fedaudit.training.fit import Opt
+from fedaudit.training.optimiser_parts import ByParts, split
 from fedaudit.training.plain_optimisers import Optimiser
 
 Tensors = dict[str, Tensor]
@@ -51,9 +53,20 @@ def stepper(opt: Opt) -> Stepper | str:
         return _Adam(opt.options, opt.schedule != "constant")
     if opt.schedule != "constant":
         return f"the learning rate of {opt.make.__name__} changes, and it counts one rate for all of a stack"
+    if opt.make is ByParts:
+        return _by_parts(opt)
     if opt.make in (*_ELEMENTWISE, torch.optim.SGD, torch.optim.Adam) or getattr(opt.make, "elementwise", False):
         return _Torch(opt)
     return f"{opt.make.__name__} is not known to treat every number alone"
+
+
+def _by_parts(opt: Opt) -> Stepper | str:
+    """Return an optimiser for each part of each model, or the reason why there is none."""
+    found = [(size, stepper(Opt(make, options))) for size, make, options in opt.options["parts"]]
+    for _, how in found:
+        if isinstance(how, str) or how.together:
+            return how if isinstance(how, str) else "the optimiser of a part counts steps for all of a stack"
+    return _Parts([(size, how) for size, how in found if isinstance(how, Stepper)], opt.options.get("clip"))
 
 
 def _plain(options: Mapping[str, Any]) -> bool:
@@ -162,6 +175,40 @@ def _dense(p: Tensor) -> bool:
 
 def _has_fused(device: torch.device) -> bool:
     return device.type == "cuda"
+
+
+class _Parts(Stepper):
+    """Steps each part of each model by its own optimiser, after each part's gradient was clipped."""
+
+    def __init__(self, parts: Sequence[tuple[int, Stepper]], clip: float | None):
+        super().__init__({})
+        self._sizes, self._steppers, self._clip = [size for size, _ in parts], [how for _, how in parts], clip
+
+    def state(self, params: Tensors) -> Tensors:
+        kept = zip(self._steppers, split(list(params), self._sizes), strict=True)
+        found = [how.state({name: params[name] for name in names}) if names else {} for how, names in kept]
+        return {f"{at}:{name}": t for at, of_part in enumerate(found) for name, t in of_part.items()}
+
+    @torch.no_grad()
+    def step(self, params: Tensors, grads: Mapping[str, Tensor | None], state: Tensors) -> None:
+        for at, (how, names) in enumerate(zip(self._steppers, split(list(params), self._sizes), strict=True)):
+            mine = {name: grads[name] for name in names}
+            if self._clip is not None:
+                mine = clipped(mine, self._clip)
+            begin = f"{at}:"
+            kept = {name.removeprefix(begin): t for name, t in state.items() if name.startswith(begin)}
+            how.step({name: params[name] for name in names}, mine, kept)
+
+
+def clipped(grads: Mapping[str, Tensor | None], clip: float) -> dict[str, Tensor | None]:
+    """Return gradients of M models, each model's scaled down to the norm `clip` if it is longer, as torch does it."""
+    there = [g for g in grads.values() if g is not None]
+    if not there:
+        return dict(grads)
+    models = [list(g.unbind(0)) for g in there]  # tensor, model
+    norms = torch.stack(torch._foreach_norm([g for of_tensor in models for g in of_tensor])).view(len(there), -1)
+    scale = (clip / (norms.norm(dim=0) + 1e-6)).clamp(max=1.0)
+    return {name: None if g is None else g * _along(scale, g) for name, g in grads.items()}
 
 
 class _Torch(Stepper):
