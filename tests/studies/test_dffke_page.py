@@ -320,6 +320,7 @@ FILLED = {
     "FedProto, nearest of the new prototypes": ("fedproto", "new prototypes"),
     "FedProto, own classifier": ("fedproto", "classifier"),
     "FedTGP, nearest prototype": ("fedtgp", None),
+    "FedTGP, nearest of the new prototypes": ("fedtgp", "new prototypes"),
     "FedTGP, own classifier": ("fedtgp", "classifier"),
     "FedGH": ("fedgh", None),
     "FedGH, with the new head": ("fedgh", "new head"),
@@ -395,16 +396,30 @@ def test_five_rivals_and_local_training_in_the_authors_deal():
     three = [means[name, 1] for name in ("LG-FedAvg", "FedDistill", "FedTGP, nearest prototype")]
     assert f"LG-FedAvg, FedDistill and FedTGP have {three[0]}, {three[1]} and {three[2]}, which three seeds" in flat
     ahead, back = above["FedGH, with the new head", 1], above["FedGH", 1]
-    assert f"FedGH is {ahead} above it with the server's new head, and {back} with its own." in flat
+    assert f"FedGH is {ahead} above it with the server's new head, and {back} with its own;" in flat
     assert "[-" not in ahead, "all of the interval lies above local training"
     lost = above["FedGH, with the new head", 3]
     assert lost.startswith("-"), lost
     assert ", -" in lost, "all of the interval lies below it on the own classes"
     gain = f"{ahead.split()[0]} points on the common test set, for {lost.split()[0][1:]} on the client's own classes."
-    assert f"{gain} After the next local training {back.split()[0][1:]} are left, and the interval holds 0." in flat
+    same = "The same models with the head that they trained on from the previous one have"
+    assert f"{gain} {same} {back.split()[0]}, and the interval holds 0." in flat
+    final = {
+        of: [list(scores_of(runs[of[0], seed], of[1]))[-1][1] for seed in range(3)]
+        for of in (("local", None), ("fedproto", None), ("fedgh", "new head"))
+    }
+    last = {
+        of: paired([a - b for a, b in zip(found, final["local", None], strict=True)])
+        for of, found in final.items()
+        if of[0] != "local"
+    }
+    assert f"in the last round the former is {last['fedgh', 'new head']}." in flat
+    assert f"it is {last['fedgh', 'new head']}, and FedProto's gain {last['fedproto', None]}." in flat
     below = [mine[1] - row[1] for row, mine in zip(best["FedTGP, nearest prototype"], alone, strict=True)]
     assert min(below) > 0
-    assert f"FedTGP is below it in each seed, by {min(below):.1f} to {max(below):.1f}." in flat
+    assert f"FedTGP is below it in each seed, by {min(below):.1f} to {max(below):.1f} points, and" in flat
+    half = 4.302653 * stdev(below) / 3**0.5
+    assert f"the interval just holds 0, up to {half - fmean(below):+.3f}." in flat
     head = [row[1] - mine[1] for row, mine in zip(best["LG-FedAvg, with the new head"], alone, strict=True)]
     assert f"above it in each seed, by {min(head):.1f} to {max(head):.1f} points, and the interval holds 0" in flat
     for name in ("LG-FedAvg", "LG-FedAvg, with the new head", "FedDistill", "FedGH"):
@@ -428,12 +443,12 @@ def test_five_rivals_and_local_training_in_the_authors_deal():
     tested = [at for at, *_ in scores_of(runs["fedproto", 0], None)]
     assert all(row[0] in tested[-3:] for row in best[near]), "the best round is one of the last three"
     curves = [[row[1] for row in scores_of(run, None)] for run in runs.values()]
-    assert f"and no run rises by more than {max(curve[-1] - curve[-3] for curve in curves):.1f}." in flat
+    assert f"and no run rises by more than {max(curve[-1] - curve[-3] for curve in curves):.2f}." in flat
     late = [[row[1] for row in scores_of(runs["fedproto", seed], None)] for seed in range(3)]
     a, b, c = (f"{curve[-1] - curve[-3]:+.1f}" for curve in late)
     assert f"From round 40 to 50 FedProto changes by {a}, {b} and {c} points" in flat
     spreads = [row[2] for row in best[near]]
-    assert f"(ours: {min(spreads):.1f} to {max(spreads):.1f} in the best round); the seeds lie" in flat
+    assert f"(FedProto's here: {min(spreads):.1f} to {max(spreads):.1f} in the best round); the seeds lie" in flat
     tops = [row[1] for row in best[near]]
     assert f"the seeds lie {max(tops) - min(tops):.1f} points apart." in flat
 
@@ -485,11 +500,18 @@ def test_the_first_rounds_of_dffke_itself():
     longest = json.loads(of_study("records/dffke_resnet18/dffke-0.json").read_text())
     out, before = ([row[1] for row in scores_of(longest, at)] for at in ("exchanged", "trained"))
     assert f"its clients have {out[-1]:.2f} % right after the exchange and {before[-1]:.2f} % before it," in flat
-    assert (out[-1], before[-1]) == (max(out), max(before)), "both still rise"
+    assert (out[-1], before[-1], len(out)) == (max(out), max(before), 5), "the highest of five tests"
+    assert f"with it local training has {gains[0][0]:.2f} % at best with that seed." in flat
+    earlier = json.loads(of_study("records/dffke_resnet18_earlier/dffke-0.json").read_text())
+    assert (earlier["commit"], earlier["rounds_done"]) == ("8c0d7e50", 7)
+    then = [row[1] for row in scores_of(earlier, "exchanged")]
+    told = f"has {then[0]:.2f}, {then[1]:.2f} and {then[2]:.2f} after the exchange in rounds 2, 4 and 6"
+    apart = max(abs(a - b) for a, b in zip(then, out[:3], strict=True))
+    assert f"{told}: runs of one seed, of two commits, lie up to {apart:.1f} points apart here." in flat
     alone = json.loads((STUDIES / "speed" / "records" / "profile" / "dffke_resnet18_alone.json").read_text())
     rounds = alone["without_service"]["rounds_s"]
     takes = rounds[0] + 39 * fmean(rounds[1:])
-    assert f"40 such rounds would take {takes / 60:.0f} minutes a seed alone on the GPU." in flat
+    assert f"without MPS, 40 rounds would take {takes / 60:.0f} minutes a seed." in flat
 
 
 def test_four_rivals_and_local_training():

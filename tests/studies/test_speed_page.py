@@ -330,7 +330,7 @@ def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
     assert f"(preset `authors`, bf16, {kept['commit']}, four rounds;" in flat
     assert len(rounds) == len(so_far) == 4
     fit, server = ((so_far[3][part] - so_far[0][part]) / 3 for part in ("clients_fit", "server_optimise"))
-    assert f"later round {fit:.1f} s are local training and exchange, {server:.1f} s the training of" in flat
+    assert f"three later rounds {fit:.1f} s are local training and exchange, {server:.1f} s the training of" in flat
     step = kept["ten_models_step_ms"]
     plain = sorted(step["without_service"])
     told = f"took {step['under_service']:.1f} ms, and {plain[0]:.1f} to {plain[1]:.1f} without it.**"
@@ -340,7 +340,8 @@ def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
     under = kept["under_service"]
     slow, spent = under["rounds_s"][1:5], under["so_far_s"]
     each = (spent["5"]["clients_fit"] - spent["2"]["clients_fit"]) / 3
-    assert f"took {min(slow):.1f} to {max(slow):.1f} s; local training and exchange took {each:.1f} s," in flat
+    told = f"took {min(slow):.1f} to {max(slow):.1f} s for its second to fifth;"
+    assert f"{told} local training and exchange took {each:.1f} s, on average" in flat
     run = json.loads((STUDIES / "dffke" / "records" / "dffke_resnet18" / "dffke-0.json").read_text())
     assert run["commit"] == kept["commit"]
     assert run["rounds_done"] == len(under["rounds_s"])
@@ -350,7 +351,7 @@ def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     kept = json.loads((KEPT / "profile" / "dffke_resnet18_authors.json").read_text())
     flat = " ".join((RESULTS / "speed.md").read_text().split())
     first, second = kept["rounds"]
-    assert f"its first two rounds took {first['seconds']:.1f} and {second['seconds']:.1f} s ({kept['commit']};" in flat
+    assert f"At {kept['commit']} the first two rounds took {first['seconds']:.1f} and {second['seconds']:.1f} s" in flat
     steps, own = kept["decoder_steps"], second["exchange_steps"]
     assert f"{second['decoder']:.1f} s of the second were the decoder's {steps:,} steps" in flat
     assert (
@@ -373,7 +374,10 @@ def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     assert f"and {both['gpu_mib'] / 1024:.0f} of the GPU's 139 GiB ({later['commit']})" in flat
     ten = kept["ten_models_step_ms"]
     at = ten["resnet18"]
-    assert f"takes {at['10']:.2f} ms in batches of 100, of five {at['5']:.2f} ms, of twenty {at['20']:.2f} ms" in flat
+    assert (
+        f"took {at['10']:.2f} ms at 1c1cf415 in batches of 100, of five {at['5']:.2f} ms, of twenty {at['20']:.2f} ms"
+        in flat
+    )
     kernels, whole = ten["kernels_of_ten_resnet18"], ten["kernels_ms_one_after_the_other"]
     said = f"the {kernels:,} kernels of ten would take {whole:.1f} ms, {ten['batch_norms_ms']:.1f} of them batch norms"
     assert said in flat
