@@ -87,7 +87,6 @@ class World:
         self.compression = stage_of(setting.compress)
         self._templates: dict[str, models.Net] = {}
         self._bases: dict[str, dict[str, torch.Tensor]] = {}  # by architecture: the parameters that are not trained
-        self.shared_work = Once(self.device)
         self._there = KeptRows(KEPT if self.device.type != "cpu" else KEPT_HERE)
 
     def misfit(self) -> str | None:
@@ -376,6 +375,11 @@ class World:
             people=functools.partial(self.people, k) if rows is None else nobody,
             once=None if self.setting.flops else self.shared_work,  # FLOPs are counted as they are done, and not billed
         )
+
+    @functools.cached_property
+    def shared_work(self) -> Once:
+        """Return what does the work that clients of this process share."""
+        return Once(self.device)
 
     @functools.cached_property
     def hub(self) -> Hub:
