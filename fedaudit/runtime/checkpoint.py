@@ -6,7 +6,8 @@ a kill at any instant leaves the last whole round. Memory does not grow with the
 Large tensors in a client's memory are files of their own, named by their content, and the state refers to them. A
 buffer that all clients hold is stored once, and a tensor that a task did not change is not written again. A client's
 model changes with each training, and stays in the state's own file. What a client has frozen is fetched from its
-device once, when its file is written.
+device once, when its file is written. It is not read with the state: it is taken from another state of this process
+that holds it, or mapped from its file.
 
 Files are written in the background, in the order in which they were put here, and so is `HEAD.json`: the next round
 goes on meanwhile. If a write fails, the next call of the store raises the error, and no later round is committed. A
@@ -25,15 +26,17 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 import xxhash
+from torch import Tensor
 
 from fedaudit.errors import RunError
 from fedaudit.wire.codec import held_again, node_of, tensors_in, tree_of
-from fedaudit.wire.codec.packing import LARGE, Blob, Held, raw
+from fedaudit.wire.codec.packing import LARGE, Apart, Blob, Held, raw
 
 BEHIND = 8  # files that may be on their way to the disk at a time
 ROOM = 1 << 28  # bytes that several such files may have together
@@ -122,6 +125,7 @@ class Store:
         self._pending: dict[str, _Pending] = {}  # by name, in order: the work under way in the background
         self._failed: BaseException | None = None  # the first write that failed: nothing is committed after it
         self._last: dict[str, Any] | None = None  # the head as it was written last
+        self._compared: dict[str, tuple[int, int]] = {}  # parts whose content was compared with their digest
         # These three belong to the thread that writes:
         self._parts: dict[str, list[str]] = {}  # by file of a state: the files that it refers to
         self._fresh: set[str] = set()  # parts that were written since the last whole round
@@ -201,6 +205,7 @@ class Store:
         """Return the name of a file with this content; write the file if there is none yet."""
         name = f"part-{digest or xxhash.xxh3_128_hexdigest(content)}"
         if not self._is_whole(name, len(content)):
+            (self.folder / name).unlink(missing_ok=True)  # never written over: somebody may have it mapped
             self._write(name, [content])
             self._fresh.add(name)
         return name
@@ -224,18 +229,45 @@ class Store:
         self._parts.pop(name, None)
 
     def _whole(self, name: str) -> Blob:
-        """Return a state with the tensors that it refers to put back in their places."""
+        """Return a state with the tensors that it refers to put back in their places. Frozen ones are not read."""
         if name in self._pending:
             return self._pending[name].state  # it may not be on the disk yet
         blob = self._read(name)
         if not blob.startswith(_PARTS):
             return blob
         pieces, own = _split(blob)
-        whole, at = [], 0
-        for before, _, part in pieces:
-            whole += [own[at : at + before], self._read(part)]
-            at += before
-        return held_again(b"".join([*whole, own[at:]]))
+        apart, at = [], 0
+        for before, size, part in pieces:
+            begin, at = at + before, at + before + size
+            ways = partial(self._read_part, part, size), partial(self._mapped, part, size)
+            apart.append(Apart(begin, at, part.removeprefix("part-"), *ways))
+        return held_again(own, apart)
+
+    def _read_part(self, name: str, size: int) -> bytes:
+        content = self._read(name)
+        if len(content) != size:
+            raise _damaged(name, f"it has {len(content)} bytes, and {size} were written")
+        return content
+
+    def _mapped(self, name: str, size: int) -> Tensor:
+        """Return the bytes of a part. They come into memory when somebody looks at them.
+
+        All of them are compared with the digest in the file's name when the file is mapped for the first time. Who
+        changes them changes a copy, not the file. A file that is swept away stays readable as long as it is mapped.
+        """
+        path = self.folder / name
+        try:
+            with open(path, "rb") as file:
+                found = os.fstat(file.fileno())
+                if found.st_size != size:
+                    raise _damaged(name, f"it has {found.st_size} bytes, and {size} were written")
+                if self._compared.get(name) != (stamp := (found.st_ino, found.st_mtime_ns)):
+                    if name != f"part-{_digest_in(file)}":
+                        raise _damaged(name, "its content is not the one that was written")
+                    self._compared[name] = stamp
+            return torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        except (OSError, RuntimeError) as e:
+            raise _missing(name, e) from e
 
     def commit(self, t: int, server_state: Blob, facts: Mapping[str, Any]) -> None:
         """Commit round t."""
@@ -328,7 +360,7 @@ class Store:
         try:
             return (self.folder / name).read_bytes()
         except OSError as e:
-            raise RunError(f"The checkpoint misses {name}: {e}. Start the run anew in another folder.") from e
+            raise _missing(name, e) from e
 
     def _sweep(self, server: str, clients: Mapping[int, str]) -> None:
         """Remove the files that do not count any more."""
@@ -337,6 +369,9 @@ class Store:
             wanted.update(self._referred(name))
         self._parts = {name: parts for name, parts in self._parts.items() if name in wanted}
         self._whole_parts = {name: size for name, size in self._whole_parts.items() if name in wanted}
+        for name in [*self._compared]:  # a list: the thread that reads may add some meanwhile
+            if name not in wanted:
+                self._compared.pop(name, None)
         for file in self.folder.iterdir():
             if file.name not in wanted and OWN.fullmatch(file.name) and file.is_file() and not file.is_symlink():
                 file.unlink()
@@ -346,6 +381,21 @@ class Store:
             blob = self._read(name)
             self._parts[name] = [part for *_, part in _split(blob)[0]] if blob.startswith(_PARTS) else []
         return self._parts[name]
+
+
+def _missing(name: str, why: Exception) -> RunError:
+    return RunError(f"The checkpoint misses {name}: {why}. Start the run anew in another folder.")
+
+
+def _damaged(name: str, why: str) -> RunError:
+    return RunError(f"{name} in the checkpoint is damaged: {why}. Start the run anew in another folder.")
+
+
+def _digest_in(file: BinaryIO) -> str:
+    h = xxhash.xxh3_128()
+    while piece := file.read(1 << 20):
+        h.update(piece)
+    return h.hexdigest()
 
 
 def _pieces(blob: Blob) -> list[Any]:

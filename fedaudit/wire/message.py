@@ -115,19 +115,22 @@ def live_state(model: nn.Module) -> State:
     return State(tensors, buffers)
 
 
-def fresh(value: Any) -> Any:
-    """Return a copy of a decoded value in its own memory: tensors, states, records, dicts, lists or tuples of them."""
+def fresh(value: Any, device: torch.device | None = None) -> Any:
+    """Return a copy of a decoded value in its own memory: tensors, states, records, dicts, lists or tuples of them.
+
+    Its tensors lie on `device`, or each where it lies in the value.
+    """
     match value:
         case Tensor():
-            return value.detach().clone()
+            return value.detach().clone() if device is None else value.detach().to(device, copy=True)
         case State():
-            return State({name: t.detach().clone() for name, t in value.items()}, value.buffers)
+            return State({name: fresh(t, device) for name, t in value.items()}, value.buffers)
         case Record():
-            return type(value)(**{name: fresh(getattr(value, name)) for name in type(value).declared()})
+            return type(value)(**{name: fresh(getattr(value, name), device) for name in type(value).declared()})
         case dict():
-            return {key: fresh(item) for key, item in value.items()}
+            return {key: fresh(item, device) for key, item in value.items()}
         case list() | tuple():
-            return type(value)(fresh(item) for item in value)
+            return type(value)(fresh(item, device) for item in value)
     return value  # a number, a text, nothing
 
 

@@ -4,6 +4,9 @@ A client's state is read before each of its tasks and written after it, tensor b
 rounds costs more with each of them. A frozen value is looked at once, when it is frozen. From then on its digest stands
 for it, and clients of one process that freeze equal tensors hold one copy of them. So nobody may change it: `read`
 gives copies. It stays with its client: a message cannot hold it.
+
+A frozen tensor of a client on a GPU may lie in main memory, or in a file that is mapped there. What `read` gives of it
+lies on the client's device.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 import xxhash
 from torch import Tensor
 
@@ -24,11 +28,12 @@ if TYPE_CHECKING:
 class Frozen:
     """A value that stays as it is. `fedaudit.freeze` makes one."""
 
-    __slots__ = ("_contents", "_inside")
+    __slots__ = ("_contents", "_device", "_inside")
 
-    def __init__(self, inside: Any, contents: Sequence[Content]):
-        """Take a value whose tensors are those of `contents`, in this order."""
-        self._inside, self._contents = inside, tuple(contents)
+    def __init__(self, inside: Any, contents: Sequence[Content], device: torch.device | None = None):
+        """Take a value whose tensors are those of `contents`, in this order. Its reader is on `device`; None means that
+        copies lie where the tensors do."""
+        self._inside, self._contents, self._device = inside, tuple(contents), device
 
     @property
     def inside(self) -> Any:
@@ -58,9 +63,9 @@ class Frozen:
     def read(self, *path: int | str, rows: Tensor | None = None) -> Any:
         """Return a copy of what lies under these keys; with `rows`, of these rows of the tensor there."""
         if rows is None:
-            return fresh(self._at(path))
+            return fresh(self._at(path), self._device)
         found = self._tensor(path)
-        return found.index_select(0, rows.to(found.device))
+        return found.index_select(0, rows.to(found.device)).to(self._device or found.device)
 
     def part(self, *path: int | str, rows: Tensor | None = None) -> FrozenPart:
         """Return a part that is known by its content and read later: what lies under these keys, or rows of it."""
@@ -115,8 +120,9 @@ class FrozenPart:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Return the devices on which its tensors lie, one by one."""
-        return tuple(str(leaf.device) for _, leaf in _leaves(self._of._at(self._path)) if isinstance(leaf, Tensor))
+        """Return the devices on which `read` gives its tensors, one by one."""
+        there, leaves = self._of._device, _leaves(self._of._at(self._path))
+        return tuple(str(there or leaf.device) for _, leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _leaves(value: Any, name: str = "") -> Iterator[tuple[str, Tensor | str]]:

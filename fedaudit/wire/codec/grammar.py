@@ -24,7 +24,7 @@ import json
 import math
 import types
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
 import torch
@@ -39,6 +39,7 @@ from fedaudit.wire.codec.packing import (
     FORMAT,
     HELD_ON,
     NAMES,
+    Apart,
     Blob,
     Content,
     Gathered,
@@ -51,6 +52,7 @@ from fedaudit.wire.codec.packing import (
     gathered,
     packed,
     raw,
+    there,
     unpacked,
 )
 from fedaudit.wire.compression import PARTS, Stage, applies, from_parts, reference, restored, squeezed
@@ -305,10 +307,11 @@ def _dequantise(t: Tensor, dtype: str) -> Tensor:
     return real / 127.5 - 1 if dtype == "uint8" else real
 
 
-def _digest_there(blob: bytes, head: Header) -> str:
-    """Return the digest of a message from its bytes: of the tree, and of the tensors as they lie in the message."""
+def _digest_there(blob: bytes, head: Header, frozen: Mapping[int, str]) -> str:
+    """Return the digest of a message from its bytes: of the tree, and of the tensors as they lie in the message. For
+    frozen ones, their digests are given.
+    """
     h, view = xxhash.xxh3_128(head.text.encode()), memoryview(blob)
-    frozen = _frozen_there(blob, head)
     for i in range(len(head.tensors)):
         dtype, shape, begin, end = head.tensors[i]
         h.update(f"{STORED_TYPES[dtype]}{list(shape)}".encode())
@@ -316,12 +319,16 @@ def _digest_there(blob: bytes, head: Header) -> str:
     return h.hexdigest()
 
 
-def _frozen_there(blob: bytes, head: Header) -> dict[int, str]:
-    """Return, by number, the digests of the frozen tensors of a client's state, from its bytes."""
-    if _FROZEN not in head.text:
-        return {}
-    view = memoryview(blob)
-    return {i: xxhash.xxh3_128_hexdigest(view[slice(*head.tensors[i][2:])]) for i in frozen_in(head.tree)}
+def _frozen_there(blob: bytes, head: Header, known: Mapping[int, str] | None = None) -> dict[int, str]:
+    """Return, by number, the digests of the frozen tensors of a client's state: known ones, or from its bytes."""
+    view, found = memoryview(blob), dict(known or {})
+    for i in _frozen_numbers(head) - found.keys():
+        found[i] = xxhash.xxh3_128_hexdigest(view[slice(*head.tensors[i][2:])])
+    return found
+
+
+def _frozen_numbers(head: Header) -> set[int]:
+    return frozen_in(head.tree) if _FROZEN in head.text else set()
 
 
 def digest_of(value: Any) -> str:
@@ -389,19 +396,56 @@ def encode_lazily(record: Record, device: torch.device | None) -> Blob:
     return encoder.lazily(json.dumps(node, separators=(",", ":"), allow_nan=False))
 
 
-def held_again(blob: bytes) -> Held:
+def held_again(blob: bytes, apart: Sequence[Apart] = ()) -> Held:
     """Return a client's encoded state as a `Held` message, so that unchanged large tensors are recognised later.
 
-    Its numbers are not checked again: they were checked when it was encoded.
+    `apart` gives the tensors, in the order of their places, that lie in files of their own: their bytes are not in
+    `blob`. Of those, frozen ones are not read here. The numbers are not checked again: they were checked when the state
+    was encoded.
     """
-    head = read_header(blob)
+    head = read_header(blob, sum(part.end - part.begin for part in apart))
     with _reading(blob):
-        tensors = _tensors(blob, head, torch.device("cpu"))
-        frozen = {i: frozen_content(tensors[i], found) for i, found in _frozen_there(blob, head).items()}
+        frozen_at = {head.tensors[i][2:]: i for i in _frozen_numbers(head)}
+        whole, kept = _joined(blob, apart, {place: i for place, i in frozen_at.items() if place[0] < place[1]})
+        head = dataclasses.replace(head, tensors=_closed_up(head.tensors, kept))
+        digests = _frozen_there(whole, head, {i: part.digest for i, part in kept.items()})
+        found = _tensors(whole, head, torch.device("cpu"), digests, kept)
+        frozen = {i: part.content(*head.tensors[i][:2]) for i, part in kept.items()}
+        frozen |= {i: frozen_content(found[i], digests[i]) for i in digests.keys() - kept.keys()}
+        tensors = [frozen[i].of if i in kept else found[i] for i in range(len(head.tensors))]
         known = contents_of(tensors, frozen)
         for content in known.values():
             content.finite = True
         return Held(head.text, tensors, [], known, mine=True, frozen=frozen)
+
+
+def _joined(
+    blob: bytes, apart: Sequence[Apart], frozen: Mapping[tuple[int, int], int]
+) -> tuple[bytes, dict[int, Apart]]:
+    """Return a state's bytes with those of the tensors apart in their places, but without those that are frozen, and
+    these by number. `frozen` gives the numbers by place.
+    """
+    kept: dict[int, Apart] = {}
+    view, whole, at, gone = memoryview(blob), list[Any](), 0, 0
+    for part in apart:
+        here = part.begin - gone
+        gone += part.end - part.begin
+        if (part.begin, part.end) in frozen:
+            kept[frozen[part.begin, part.end]] = part
+        else:
+            whole += [view[at:here], part.read()]
+            at = here
+    return b"".join([*whole, view[at:]]) if whole else blob, kept
+
+
+def _closed_up(spans: Spans, without: Collection[int]) -> Spans:
+    """Return the places of tensors in a message that lacks the bytes of some of them."""
+    found, gone = {}, 0
+    for i in sorted(spans, key=lambda i: spans[i][2:]):
+        dtype, shape, begin, end = spans[i]
+        gone += end - begin if i in without else 0
+        found[i] = dtype, shape, begin - gone, end - gone
+    return found
 
 
 def encode_field(
@@ -425,7 +469,8 @@ class Header:
     tensors: dict[int, tuple[str, tuple[int, ...], int, int]]  # dtype, shape, begin, end (in the blob)
 
 
-def read_header(blob: Blob | memoryview) -> Header:
+def read_header(blob: Blob | memoryview, apart: int = 0) -> Header:
+    """Return the header of a message, of whose tensors so many bytes lie apart."""
     if isinstance(blob, Held):
         return Header(blob.tree, blob.text, blob.digest, blob.spans)
     try:
@@ -437,7 +482,7 @@ def read_header(blob: Blob | memoryview) -> Header:
         if version != str(FORMAT):
             raise ValueError(f"it has format {version}, and this program reads format {FORMAT}")
         start = 8 + length
-        tensors = {int(name): _placed(t, start, len(blob)) for name, t in head.items()}
+        tensors = {int(name): _placed(t, start, len(blob) + apart) for name, t in head.items()}
         return Header(json.loads(text), text, digest, tensors)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError, OverflowError) as e:
         raise WireError(f"A message of {len(blob)} bytes is damaged or not a message at all: {e}.") from e
@@ -494,9 +539,15 @@ def _no_base(field: str) -> Any:
 
 
 class _Decoder:
-    def __init__(self, tensors: list[Tensor], base: Base = _no_base, frozen: Mapping[int, str] | None = None):
-        """Begin. `frozen` gives the digests of frozen tensors."""
-        self.tensors, self.base = tensors, base
+    def __init__(
+        self,
+        tensors: list[Tensor],
+        base: Base = _no_base,
+        frozen: Mapping[int, str] | None = None,
+        device: torch.device | None = None,
+    ):
+        """Begin. `frozen` gives the digests of frozen tensors, and `device` says where they are read."""
+        self.tensors, self.base, self.device = tensors, base, device
         self.contents = {i: frozen_content(tensors[i], found) for i, found in (frozen or {}).items()}
         for i, content in self.contents.items():
             tensors[i] = content.of
@@ -534,7 +585,8 @@ class _Decoder:
             case {"u": list(items), **rest} if not rest:
                 return tuple(self.value(item) for item in items)
             case {"k": item, **rest} if not rest:
-                return Frozen(self.value(item), [self.contents[i] for i in sorted(tensors_in(item))])
+                contents = [self.contents[i] for i in sorted(tensors_in(item))]
+                return Frozen(self.value(item), contents, self.device)
             case {"r": [str(name), dict(fields)], **rest} if not rest:
                 values = {field: self.value(item) for field, item in fields.items()}
                 return values if self.plain else self._record(name, values)
@@ -575,24 +627,32 @@ def decode_tree(
     """
     if len(blob) > BLOB_LIMIT:
         raise WireError(f"A message of {len(blob)} bytes is over the limit of {BLOB_LIMIT}. Send it in parts.")
+    at = torch.device(device)
     if isinstance(blob, Held):
-        there = torch.device(device)
         digests = {i: content.digest for i, content in blob.frozen.items()}
-        decoder = _Decoder((blob.seen(there) if look else None) or blob.copies(there), base, digests)
+        tensors = (blob.seen(at) if look else None) or blob.copies(at)
+        decoder = _Decoder(tensors, base, digests, there(at) if digests else None)
         decoder.plain = plain
         return decoder.value(blob.tree)
     head = read_header(blob)
     with _reading(blob):
-        decoder = _Decoder(_tensors(blob, head, torch.device(device)), base, _frozen_there(blob, head))
+        digests = _frozen_there(blob, head)
+        decoder = _Decoder([*_tensors(blob, head, at, digests).values()], base, digests)
         decoder.plain = plain
         return decoder.value(head.tree)
 
 
-def _tensors(blob: bytes, head: Header, device: torch.device) -> list[Tensor]:
-    """Return the tensors of a message in fresh memory. Raise if the checksum does not match."""
-    if _digest_there(blob, head) != head.digest:
+def _tensors(
+    blob: bytes, head: Header, device: torch.device, frozen: Mapping[int, str], but: Collection[int] = ()
+) -> dict[int, Tensor]:
+    """Return the tensors of a message in fresh memory, by number. Raise if the checksum does not match.
+
+    `frozen` gives the digests of the frozen ones. Those in `but` lie apart, and are left out.
+    """
+    if _digest_there(blob, head, frozen) != head.digest:
         raise ValueError("the checksum does not match")
-    return unpacked(blob, head.tensors, device)
+    own = [i for i in range(len(head.tensors)) if i not in but]
+    return dict(zip(own, unpacked(blob, {n: head.tensors[i] for n, i in enumerate(own)}, device), strict=True))
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ import math
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -244,6 +245,34 @@ def frozen_content(t: Tensor, found: str | None = None) -> Content:
     return content
 
 
+def held_content(found: str, dtype: torch.dtype, shape: Sequence[int], device: torch.device) -> Content | None:
+    """Return the content of a frozen tensor that this process holds on a device, by its digest; None if it does not."""
+    content = _contents.get((found, dtype, tuple(shape), device))
+    return None if content is None or content.tensor is None else content
+
+
+def there(device: torch.device) -> torch.device:
+    """Return a device as the tensors on it name it: a GPU has its number."""
+    return torch.empty(0, device=device).device
+
+
+@dataclass(frozen=True)
+class Apart:
+    """A tensor of a client's state that lies in a file of its own: its place in the state, and ways to its bytes."""
+
+    begin: int
+    end: int
+    digest: str  # of its bytes
+    read: Callable[[], bytes]
+    mapped: Callable[[], Tensor]  # gives the file's bytes without reading them
+
+    def content(self, dtype: str, shape: Sequence[int]) -> Content:
+        """Return it as a frozen content. Its file is mapped unless this process holds the tensor already."""
+        kind = _DTYPES[dtype]
+        known = held_content(self.digest, kind, shape, torch.device("cpu"))
+        return known or frozen_content(self.mapped().view(kind).view(tuple(shape)), self.digest)
+
+
 class Held:
     """A message that was encoded in this process: the tree as text, and the tensors on their own devices.
 
@@ -343,10 +372,10 @@ class Held:
         return None if apart or device.type != "cpu" else self._own
 
     def copies(self, device: torch.device) -> list[Tensor]:
-        """Return copies of the tensors on a device. Frozen ones that lie there come as they are."""
+        """Return copies of the tensors on a device. Frozen ones come as they are, from there or from main memory."""
         here = device.type == "cpu"
         found = [
-            t if t.is_meta else t.clone() if here and i not in self.frozen else t.to(device)
+            t if t.is_meta else self._frozen(i, device) if i in self.frozen else t.clone() if here else t.to(device)
             for i, t in enumerate(self._own)
         ]
         for group, whole in self._there:
@@ -355,6 +384,15 @@ class Held:
             for i, part in zip(group, parts, strict=True):
                 found[i] = part.view(self._own[i].shape)
         return found
+
+    def _frozen(self, i: int, device: torch.device) -> Tensor:
+        """Return a frozen tensor for a reader on a device. One in main memory stays there, if none is held there."""
+        t = self._own[i]
+        if t.device == device:
+            return t
+        if (known := held_content(self.frozen[i].digest, t.dtype, t.shape, there(device))) is not None:
+            return known.of
+        return t if _is_home(t) else t.to(device)
 
 
 def _done_by_now(tensors: Sequence[Tensor]) -> Any:
