@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -14,13 +15,14 @@ from typing import Any
 import pytest
 import torch
 
-from fedaudit import State, registry, run
-from fedaudit.errors import RunError
+from fedaudit import State, freeze, registry, run
+from fedaudit.errors import RunError, WireError
 from fedaudit.runtime import checkpoint
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.engines.serial import SerialEngine
 from fedaudit.runtime.task import ClientState, Done, Task
-from fedaudit.wire.codec import encode
+from fedaudit.wire.codec import decode, encode, encode_lazily, packing
+from fedaudit.wire.codec.packing import Held
 
 
 def state(memory: dict[str, Any], seed: int = 0) -> bytes:
@@ -440,3 +442,215 @@ def test_a_file_that_is_gone_already_can_be_removed(tmp_path):
     Store._remove(store, "part-b")
     assert list(tmp_path.iterdir()) == []
     assert store._parts == {"part-c": 3}
+
+
+CPU = torch.device("cpu")
+SEEDS = itertools.count(1000)  # nobody else in this process holds what is frozen here
+
+
+def with_buffer(buffer: list[torch.Tensor], k: int) -> ClientState:
+    """A state with frozen tensors, one of them small, between a model and other large tensors of several types."""
+    memory = {
+        "B": {t: freeze({"E": tensor, "n": torch.tensor([t])}) for t, tensor in enumerate(buffer)},
+        "own": large(k),
+        "also": torch.arange(9_000) + k,
+        "few": torch.ones(3, dtype=torch.bool),
+    }
+    return ClientState(State({"w": torch.full((40_000,), float(k))}), memory, 0, {})
+
+
+def buffer_of(n: int = 2) -> list[torch.Tensor]:
+    tensors = [torch.randn(100, 300, generator=torch.Generator().manual_seed(next(SEEDS))) for _ in range(n)]
+    return [*tensors, (tensors[0] > 0).repeat(3, 1), tensors[0].bfloat16().repeat(2, 1)]
+
+
+def stored(folder: Path, buffer: list[torch.Tensor], clients: int = 3) -> list[bytes]:
+    """Commit a round in which all clients hold a buffer; return their states."""
+    store, states = Store(folder, stays=0), []
+    for k in range(clients):
+        state = with_buffer(buffer, k)
+        states.append(encode(state))
+        store.put_client(k, 1, 0, encode_lazily(state, CPU))
+    store.commit(1, b"", {})
+    return states
+
+
+def opened(folder: Path) -> Store:
+    store = Store(folder, stays=0)
+    assert store.head() is not None
+    return store
+
+
+def frozen_parts(held: Any) -> dict[str, torch.Tensor]:
+    """The frozen tensors of a state that lie in files, by the names of these."""
+    assert isinstance(held, Held)
+    found = {f"part-{content.digest}": content.of for content in held.frozen.values()}
+    return {name: t for name, t in found.items() if t.nbytes >= checkpoint.LARGE}
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[Any]]:
+    """What was read from parts, compared with its digest, and mapped."""
+    found: dict[str, list[Any]] = {"read": [], "compared": [], "mapped": []}
+    read, compare, mapped = Store._read, checkpoint._digest_in, torch.from_file
+
+    def reads(self: Store, name: str) -> bytes:
+        found["read"] += [name] if name.startswith("part-") else []
+        return read(self, name)
+
+    def compares(file: Any) -> str:
+        found["compared"].append(Path(file.name).name)
+        return compare(file)
+
+    def maps(path: str, **given: Any) -> torch.Tensor:
+        found["mapped"].append(Path(path).name)
+        return mapped(path, **given)
+
+    monkeypatch.setattr(Store, "_read", reads)
+    monkeypatch.setattr(checkpoint, "_digest_in", compares)
+    monkeypatch.setattr(torch, "from_file", maps)
+    return found
+
+
+def test_what_is_frozen_is_mapped_once_for_all_clients_and_not_read(
+    tmp_path: Path, looks: dict[str, list[Any]]
+) -> None:
+    """And compared with its digest once, though it is mapped anew when nobody has held it for a while."""
+    states = stored(tmp_path, buffer_of())
+    store = opened(tmp_path)
+    held = [store.client(k) for k in range(3)]
+    frozen = [frozen_parts(state) for state in held]
+    assert len(frozen[0]) == 4
+    assert sorted(looks["mapped"]) == sorted(looks["compared"]) == sorted(frozen[0])
+    assert not set(looks["read"]) & frozen[0].keys()
+    assert len(looks["read"]) == 6, "what is large and not frozen: two for each client"
+    for other in frozen[1:]:
+        assert {name: t.data_ptr() for name, t in other.items()} == {n: t.data_ptr() for n, t in frozen[0].items()}
+    names = [*frozen[0]]
+    assert [bytes(state or b"") for state in held] == states
+    del held, frozen, other
+    for k in (0, 1, 2, 0):
+        assert whole(store, k) == states[k], "each was dropped before the next"
+    assert len(looks["mapped"]) == 4 * 5
+    assert sorted(looks["compared"]) == sorted(names)
+
+
+def test_what_a_live_client_holds_is_taken_from_it(tmp_path: Path, looks: dict[str, list[Any]]) -> None:
+    buffer = buffer_of()
+    stored(tmp_path, buffer)
+    mine = with_buffer(buffer, 7)
+    found = decode(opened(tmp_path).client(1) or b"", ClientState)
+    assert not looks["mapped"]
+    for t in mine.memory["B"]:
+        assert found.memory["B"][t].inside["E"] is mine.memory["B"][t].inside["E"]
+
+
+def test_a_state_is_put_again_as_it_was_without_its_frozen_parts(tmp_path: Path, looks: dict[str, list[Any]]) -> None:
+    """Decoded by a client, encoded again and written: the same bytes in the same files, and frozen ones untouched."""
+    states = stored(tmp_path, buffer_of())
+    before, own = parts(tmp_path), (tmp_path / "client-000001.1.0").read_bytes()
+    store = opened(tmp_path)
+    again = encode_lazily(decode(store.client(1) or b"", ClientState), CPU)
+    assert isinstance(again, Held)
+    store.put_client(1, 2, 0, again)
+    store.commit(2, b"", {})
+    assert bytes(again) == states[1]
+    assert (tmp_path / "client-000001.2.0").read_bytes() == own
+    assert parts(tmp_path) == before
+    assert packing.digest(again.text, again.tensors, again.frozen) == again.digest
+
+
+def test_nobody_changes_a_file_through_its_mapping(tmp_path: Path) -> None:
+    stored(tmp_path, buffer_of())
+    state = opened(tmp_path).client(0)
+    for name, tensor in frozen_parts(state).items():
+        content = (tmp_path / name).read_bytes()
+        tensor.zero_()
+        assert (tmp_path / name).read_bytes() == content
+        assert any(content)
+
+
+def test_what_is_mapped_outlives_its_file(tmp_path: Path) -> None:
+    """A round in which everybody forgot it sweeps the file away. It is written again if it comes back."""
+    states = stored(tmp_path, buffer_of())
+    store = opened(tmp_path)
+    held = store.client(0)
+    names = frozen_parts(held).keys()
+    for k in range(3):
+        store.put_client(k, 2, 0, state({}, seed=k))
+    store.commit(2, b"", {})
+    assert not parts(tmp_path)
+    assert not store._compared
+    assert bytes(held or b"") == states[0]
+    store.put_client(0, 3, 0, held or b"")
+    store.commit(3, b"", {})
+    assert names <= parts(tmp_path).keys()
+    del held
+    assert whole(opened(tmp_path), 0) == states[0]
+
+
+def test_a_file_that_is_mapped_is_never_written_over(tmp_path: Path) -> None:
+    """Else its mapping would change, and to read it while the file is short would end the process."""
+    content = large(next(SEEDS))
+    store = Store(tmp_path)
+    name = store._keep(packing.raw(content))
+    mapped = store._mapped(name, content.nbytes)
+    before = (tmp_path / name).stat().st_ino
+    with open(tmp_path / name, "ab") as file:  # longer than it should be
+        file.write(b"more")
+    assert store._keep(packing.raw(content)) == name
+    assert (tmp_path / name).stat().st_ino != before
+    assert torch.equal(mapped.view(torch.float32), content)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("damage", ["cut", "longer", "gone", "changed"])
+def test_a_damaged_part_is_named(damage: str, frozen: bool, tmp_path: Path) -> None:
+    stored(tmp_path, buffer_of())
+    held = opened(tmp_path).client(0)
+    known = frozen_parts(held).keys()
+    own = {f"part-{held.content(i)}" for i in range(len(held.spans))}  # type: ignore[union-attr]
+    name = min(known if frozen else (own & parts(tmp_path).keys()) - known)
+    del held
+    path, store = tmp_path / name, opened(tmp_path)
+    content = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes({"cut": content[:-4], "longer": content + b"0000", "changed": b"1" + content[1:]}[damage])
+    words = {
+        "cut": f"{name} in the checkpoint is damaged: it has {len(content) - 4} bytes, and {len(content)} were written",
+        "longer": f"{name} in the checkpoint is damaged: it has {len(content) + 4} bytes, and {len(content)} were",
+        "gone": f"The checkpoint misses {name}: ",
+        "changed": f"{name} in the checkpoint is damaged: its content is not the one that was written. Start the run",
+    }
+    if damage == "changed" and not frozen:
+        with pytest.raises(WireError, match="the checksum does not match"):
+            store.client(0)
+        return
+    with pytest.raises(RunError, match=words[damage]):
+        store.client(0)
+
+
+def test_a_part_that_changed_after_it_was_compared_is_compared_again(tmp_path: Path) -> None:
+    stored(tmp_path, buffer_of())
+    store = opened(tmp_path)
+    name = min(frozen_parts(store.client(0)))
+    path = tmp_path / name
+    path.write_bytes(b"1" + path.read_bytes()[1:])
+    os.utime(path, ns=(1, 1))
+    with pytest.raises(RunError, match=f"{name} in the checkpoint is damaged: its content"):
+        store.client(0)
+
+
+def test_a_state_that_names_another_part_is_refused(tmp_path: Path) -> None:
+    """Two frozen tensors of one size: only the digests in the names of their files tell which is which."""
+    stored(tmp_path, buffer_of())
+    one, other = [*frozen_parts(opened(tmp_path).client(0))][:2]
+    path = tmp_path / "client-000000.1.0"
+    text = path.read_bytes()
+    path.write_bytes(
+        text.replace(one.encode(), b"?").replace(other.encode(), one.encode()).replace(b"?", other.encode(), 1)
+    )
+    with pytest.raises(WireError, match="damaged"):
+        opened(tmp_path).client(0)

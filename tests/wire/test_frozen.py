@@ -126,6 +126,29 @@ def test_the_content_of_a_part_is_the_same_on_every_device() -> None:
     assert (here.part().devices, there.part("E").devices) == (("cpu",), ("meta",))
 
 
+def test_what_lies_in_main_memory_is_read_on_the_clients_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client elsewhere leaves it there, and copies what it reads. If that device holds the tensor, it takes that."""
+    meta = torch.device("meta")
+    held = encode_lazily(kept({"B": freeze(some())}), CPU)
+    assert isinstance(held, packing.Held)
+    found = decode(held, ClientState, device=meta).memory["B"]
+    assert found.inside["E"][4].device == CPU
+    whole = found.read()
+    for t in (whole["E"][4], whole["Dec"]["n"], found.read("Dec")["w"], found.read("E", 4, rows=torch.tensor([1]))):
+        assert t.device == meta
+    assert found.part("Dec").devices == ("meta", "meta")
+    assert found.part("E", 4, rows=torch.tensor([1])).devices == ("meta",)
+    assert found.part("E", 4, rows=torch.tensor([1])).read().shape == (1, 4)
+    assert digest_of(found) == digest_of(freeze(some()))
+    assert copy.deepcopy(found).read("E", 4).device == meta
+    there = packing.frozen_content(tensor_of(decode(held, ClientState)).to(meta), held.frozen[3].digest)
+    assert decode(held, ClientState, device=meta).memory["B"].inside["E"][4] is there.of
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    assert decode(held, ClientState, device=meta).memory["B"].inside["Dec"]["w"].device == meta, (
+        "it lies on a third one"
+    )
+
+
 @pytest.mark.parametrize("read_back", [False, True])
 def test_who_changes_what_all_clients_hold_is_told(read_back: bool) -> None:
     """`read` gives copies. Who writes into the value itself is told so, and so are the others who hold it."""
