@@ -8,10 +8,10 @@ Recordings that are replayed side by side must not be captured on one stream: cu
 a recording uses that of the stream on which it was captured, and two kernels in one workspace wait for each other for
 ever. So every stream on which recordings are replayed has a stream of its own on which they are captured.
 
-Streams run side by side as far as the driver gives a process connections to the device. It gives eight, but two where
-the device is shared through NVIDIA's Multi-Process Service: ten ResNet-18 that train side by side then take twice as
-long (docs/results/speed.md). So this module asks for eight in any case, when it is imported: the driver looks at the
-environment when CUDA starts, and never again.
+Streams run side by side as far as the driver gives a process connections to the device. It gives eight, but fewer where
+the device is shared through NVIDIA's Multi-Process Service: ten ResNet-18 that train side by side then took twice as
+long, and as long as alone when eight were asked for (docs/results/speed.md). So this module asks for eight in any case,
+when it is imported, before CUDA starts.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ from fedaudit.setting import Setting
 
 CONTROL = "nvidia-cuda-mps-control"
 SECONDS = 10  # seconds allowed to start or to end the service
-POOL = 96  # connections to the device in the service's pool: two for each of the 48 processes that it allows
+POOL = 96  # connections that processes may ask for together: two for each of the 48 that the service allows
 SHARED = 3.0  # speed-up over one process, of nine small networks on one H200 with the service (docs/results)
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from torch import nn
 
 from fedaudit import Opt, adam, run, sgd
-from fedaudit.methods.distillation import fedkd, fke, fml, mhat
+from fedaudit.methods.distillation import _mutual, fedkd, fke, fml, mhat
 from fedaudit.methods.prototypes import fedktl
 from fedaudit.methods.prototypes._transfer import mmd, simplex
 from fedaudit.training.fit import Live
@@ -216,6 +216,14 @@ def test_fedkds_longest_gradient_is_any_number_above_0():
     assert fedkd.FedKD(clip=0.5).clip == 0.5
     with pytest.raises(ValidationError):
         fedkd.FedKD(clip=0.0)
+
+
+def test_a_pair_counts_what_is_trained():
+    """A frozen tensor has no optimiser: counted, it would shift the parts behind it."""
+    pair = _mutual.Pair(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Linear(2, 2, bias=False))
+    assert pair.sizes() == (2, 4, 1)
+    pair.own.bias.requires_grad_(False)
+    assert pair.sizes() == (1, 4, 1)
 
 
 @pytest.mark.parametrize("method", [fml.FML, fedkd.FedKD])

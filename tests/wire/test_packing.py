@@ -25,7 +25,7 @@ from fedaudit.wire.codec import (
     read_header,
     tree_of,
 )
-from fedaudit.wire.codec.packing import NAMES, Held, at_home, file_of, packed, packed_size, unpacked
+from fedaudit.wire.codec.packing import NAMES, Held, at_home, file_of, packed, packed_size, there, unpacked
 
 ALL = [torch.ones(3).to(dtype) for dtype in NAMES]
 TENSORS = [*ALL, torch.zeros(0, 4), torch.tensor(2.5), torch.arange(6.0).view(2, 3).T, torch.tensor(True), *ALL]
@@ -333,3 +333,11 @@ def test_an_empty_tensor_may_lie_anywhere() -> None:
     found = unpacked(blob, spans, torch.device("cpu"))
     assert [t.tolist() for t in found] == [[7], [], [9]]
     assert found[1].dtype == torch.float32
+
+
+def test_a_gpu_is_named_as_its_tensors_name_it(monkeypatch):
+    """ "cuda" is the current one, and tensors on it say which that is: contents are looked up by that name."""
+    made = {"cuda": torch.device("cuda", 3), "cpu": torch.device("cpu")}
+    monkeypatch.setattr(torch, "empty", lambda n, device: types.SimpleNamespace(device=made[str(device)]))
+    assert there(torch.device("cuda")) == torch.device("cuda", 3)
+    assert there(torch.device("cpu")) == torch.device("cpu")
