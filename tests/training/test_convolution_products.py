@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from jobs import distance, make
@@ -9,6 +11,7 @@ from torch.nn import functional as F
 
 from fedaudit.training import cuda_graphs, models
 from fedaudit.training.stacked import convolution_products, networks, stack
+from fedaudit.training.stacked.layers import quicker
 
 
 @pytest.mark.parametrize(
@@ -101,3 +104,37 @@ def test_a_run_that_promises_bits_has_one_way(replays: list[int], monkeypatch: p
     assert not stack._faster
     assert not networks._faster
     assert len(replays) == 1
+
+
+def test_a_compiled_product_s_gradient_is_a_sum_and_no_scatter() -> None:
+    """FedFree's network, mapped over three models, as a compiler is given it: torch's own numbers by other operations.
+
+    A scatter costs more than all else in its step, because bits that are promised ask for a sort.
+    """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch.func import functional_call, vmap
+
+    seen: list[str] = []
+
+    def keep(graph: torch.fx.GraphModule, example: object) -> Any:
+        seen.extend(str(node.target) for node in graph.graph.nodes if node.op == "call_function")
+        return make_boxed_func(graph.forward)
+
+    torch.manual_seed(0)
+    net = models.build("fedfree_cnn@0.25", shape=(3, 8, 8), classes=4).double()
+    x = torch.randn(3, 4, 3, 8, 8, dtype=torch.float64)
+    params = {n: torch.stack([p.detach() * by for by in (1, 2, 3)]).requires_grad_() for n, p in net.named_parameters()}
+
+    def gradients(model: torch.nn.Module, backend: object) -> list[torch.Tensor]:
+        mapped = vmap(lambda p, x: functional_call(model, p, (x,)).square().sum())
+        run = mapped if backend is None else torch.compile(mapped, backend=backend, dynamic=False)
+        return list(torch.autograd.grad(run(params, x).sum(), list(params.values())))
+
+    wanted = gradients(net, None)
+    found = gradients(quicker(net, compiled=True), aot_autograd(fw_compiler=keep, bw_compiler=keep))
+    for a, b in zip(found, wanted, strict=True):
+        assert torch.allclose(a, b, rtol=1e-11, atol=1e-11)
+    assert "aten.bmm.default" in seen, "the products were not seen, so nothing was looked at"
+    scattering = [name for name in seen if any(part in name for part in ("index_put", "scatter", "unfold_backward"))]
+    assert scattering == []

@@ -20,8 +20,21 @@ def neighbours(x: Tensor, kernel: tuple[int, int], padding: tuple[int, int]) -> 
     x is (row, channels, height, width); the result is (row, height, width, k l channels).
     """
     (k, w), (up, left) = kernel, padding
+    if torch.compiler.is_compiling():
+        inner = _framed(_framed(x.permute(0, 2, 3, 1), 1, up), 2, left)
+        return _shifted(_shifted(inner, 1, k, 3), 2, w, 4).flatten(3)
     inner = _framed(_framed(x.permute(0, 2, 3, 1).contiguous(), 1, up), 2, left)
     return inner.unfold(1, k, 1).unfold(2, w, 1).permute(0, 1, 2, 4, 5, 3).flatten(3)
+
+
+def _shifted(x: Tensor, dim: int, size: int, new: int) -> Tensor:
+    """Return `size` copies of x, each shifted by one place more along one dimension, side by side in a new one.
+
+    It is `unfold` for a compiler. The gradient of this is a sum of shifted copies, which a compiler joins with what is
+    around it. It makes a scatter of that of `unfold`, for which torch sorts all places where bits are promised.
+    """
+    left = x.shape[dim] - size + 1
+    return torch.stack([x.narrow(dim, at, left) for at in range(size)], new)
 
 
 def _framed(x: Tensor, dim: int, width: int) -> Tensor:
