@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any, Protocol
 
 import torch
@@ -97,7 +98,8 @@ class Wire:
         self.transcript, self.t, self.here = transcript, t, here
         self.traffic = RoundTraffic()
         self._answers = {} if answers is None else answers  # the one message class of each function, over the run
-        self._sent: dict[int, tuple[Blob, Header, float]] = {}  # under way; an engine's clients in hand bound its size
+        # Under way; an engine's clients in hand bound its size. Last: what to wait for until its digest is known.
+        self._sent: dict[int, tuple[Blob, Header, float, Future[Any] | None]] = {}
         self._last: tuple[Blob, Any, Down] | None = None  # the Down message that was decoded last, and its device
 
     def down(self, messages: Mapping[int, Down | bytes]) -> Iterator[tuple[int, Blob]]:
@@ -107,7 +109,7 @@ class Wire:
         another process, is only checked.
         """
         self.traffic.asks.append((sorted(messages), []))
-        encoded: dict[int, tuple[Blob, Header]] = {}
+        encoded: dict[int, tuple[Blob, Header, Future[Any] | None]] = {}
         for k in sorted(messages):
             message = messages[k]
             if not isinstance(message, Down | bytes):
@@ -119,9 +121,10 @@ class Wire:
                     blob: Blob = message
                 else:
                     blob = encode_lazily(message, self.here)  # bytes, if the clients are elsewhere
-                encoded[id(message)] = blob, read_header(blob)
-            blob, head = encoded[id(message)]
-            self._sent[k] = blob, head, self.transcript.clock()
+                head = read_header(blob)
+                encoded[id(message)] = blob, head, self.transcript.prepare(head)
+            blob, head, digest = encoded[id(message)]
+            self._sent[k] = blob, head, self.transcript.clock(), digest
             yield k, blob
 
     def back(self, done: Answer, fn: str, device: Any) -> Up | None:
@@ -132,7 +135,9 @@ class Wire:
         Both rows are written here, so that their order does not depend on which clients ran at the same time.
         """
         k, ask = done.k, len(self.traffic.asks) - 1
-        blob, head, sent = self._sent.pop(k)
+        blob, head, sent, digest = self._sent.pop(k)
+        if digest is not None:
+            digest.exception()  # one that failed fails again below, where it is needed
         self._record(blob, head, "down", k, ask, fn, {}, at=sent)
         if done.reply is None:
             self.transcript.event(event="absent", round=self.t, ask=ask, fn=fn, client=k, reason=done.error)

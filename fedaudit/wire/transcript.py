@@ -115,6 +115,10 @@ class TranscriptWriter:
     def event(self, **facts: Any) -> None:
         self._in_order(functools.partial(self._append, {**self._next(), "type": "event", **facts}), 0)
 
+    def prepare(self, head: Header) -> Future[Any] | None:
+        """Have the digest of a message on another device computed while its receiver works. Return what to wait for."""
+        return self._behind.submit(getattr, head, "digest") if head.costly else None
+
     def _next(self) -> dict[str, Any]:
         self.seq += 1
         return {"seq": self.seq - 1, "at": self.clock()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from outside import Answer, Peers, Sent, Shared
@@ -10,7 +12,7 @@ from fedaudit import State
 from fedaudit.errors import ContractError
 from fedaudit.runtime.task import Done
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import encode, read_header
+from fedaudit.wire.codec import encode, packing, read_header
 from fedaudit.wire.codec.packing import Held
 from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import Size
@@ -217,3 +219,55 @@ def test_the_first_class_of_replies_is_kept_for_each_function(writer):
     list(wire.down({0: told(0)}))
     wire.back(Done(0, b"", encode(Answer({}))), "answer", "cpu")
     assert known == {"update": Shared, "answer": Answer}
+
+
+@pytest.fixture
+def digesting(monkeypatch):
+    """Have tensors lie as on a GPU, and list the threads in which digests of messages are computed."""
+    threads = []
+    real = packing.digest
+    monkeypatch.setattr(packing, "_is_home", lambda t: False)
+    monkeypatch.setattr(
+        packing, "digest", lambda *of: threads.append(threading.current_thread().name.split("_")[0]) or real(*of)
+    )
+    return threads
+
+
+def test_a_digest_that_needs_a_device_is_computed_while_the_receiver_works(writer, digesting, tmp_path):
+    """One for each message and none for each receiver. The transcript has what it would have had."""
+    wire = Wire(writer, 1, here=CPU)
+    one = told(1)
+    for _ in wire.down({0: one, 1: one, 2: told(2)}):
+        pass
+    for k in range(3):
+        wire.back(Done(k, b"", answer(k)), "shared", CPU)
+    assert digesting == ["transcript"] * 2
+    writer.settle()
+    down = [entry for entry in Transcript(tmp_path).entries() if entry.direction == "down"]
+    digests = [read_header(encode(message)).digest for message in (one, one, told(2))]
+    assert [entry.digest for entry in down] == digests
+    assert wire.traffic.digests[::2] == [f"down {k} {digest}" for k, digest in enumerate(digests)]
+
+
+def test_a_digest_that_failed_in_the_background_is_computed_where_it_is_needed(writer, digesting, monkeypatch):
+    real, failures = packing.digest, [RuntimeError("no room")]
+
+    def fails_once(*of):
+        if failures:
+            raise failures.pop()
+        return real(*of)
+
+    monkeypatch.setattr(packing, "digest", fails_once)
+    wire = Wire(writer, 1, here=CPU)
+    list(wire.down({0: told(1)}))
+    wire.back(Done(0, b"", answer(0)), "shared", CPU)
+    assert not failures
+    assert digesting == ["MainThread"]
+    assert wire.traffic.digests[0] == f"down 0 {read_header(encode(told(1))).digest}"
+
+
+def test_a_digest_of_what_lies_in_main_memory_is_not_prepared(writer):
+    wire = Wire(writer, 1, here=CPU)
+    ((_, blob),) = wire.down({0: told(1)})
+    assert writer.prepare(read_header(blob)) is None
+    assert "digest" not in vars(blob), "nobody has asked for it yet"

@@ -465,14 +465,23 @@ class Header:
 
     tree: Any
     text: str
-    digest: str
+    told: str | Held  # the digest, or a message in this process that computes it once somebody asks
     tensors: dict[int, tuple[str, tuple[int, ...], int, int]]  # dtype, shape, begin, end (in the blob)
+
+    @property
+    def digest(self) -> str:
+        return self.told.digest if isinstance(self.told, Held) else self.told
+
+    @property
+    def costly(self) -> bool:
+        """Return whether the digest is not known and needs tensors from another device."""
+        return isinstance(self.told, Held) and self.told.elsewhere and "digest" not in vars(self.told)
 
 
 def read_header(blob: Blob | memoryview, apart: int = 0) -> Header:
     """Return the header of a message, of whose tensors so many bytes lie apart."""
     if isinstance(blob, Held):
-        return Header(blob.tree, blob.text, blob.digest, blob.spans)
+        return Header(blob.tree, blob.text, blob, blob.spans)
     try:
         length = int.from_bytes(bytes(blob[:8]), "little")
         if length > len(blob) - 8:
@@ -491,7 +500,7 @@ def read_header(blob: Blob | memoryview, apart: int = 0) -> Header:
 def tree_of(blob: Blob) -> tuple[Any, Spans]:
     """Return the tree of a message, and the positions of its tensors."""
     if isinstance(blob, Held):
-        return blob.tree, blob.spans  # does not compute the digest
+        return blob.tree, blob.spans
     head = read_header(blob)
     return head.tree, head.tensors
 

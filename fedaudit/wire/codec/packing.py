@@ -310,6 +310,11 @@ class Held:
     def __len__(self) -> int:
         return self._length
 
+    @property
+    def elsewhere(self) -> bool:
+        """Return whether its digest needs tensors from another device."""
+        return bool(self._there)
+
     @cached_property
     def shared(self) -> dict[int, int]:
         """Return the bytes of each frozen tensor, by the identity of its content, which other messages may hold too."""
