@@ -15,6 +15,7 @@ from fedaudit.training.stacked.layers import (
     HalvingPool2d,
     NarrowConv2d,
     SpreadingPool2d,
+    TurnedLinear,
     WideConv2d,
     _Convolutions,
     quicker,
@@ -55,6 +56,30 @@ def test_a_quicker_layer_is_the_layer(layer: nn.Module, shape: tuple[int, ...], 
     torch.testing.assert_close(one, two, atol=1e-12, rtol=0)
     alone = [torch.autograd.grad(o.square().sum(), [x, *f.parameters()]) for o, f in ((one, layer), (two, other))]
     torch.testing.assert_close(alone[0], alone[1], atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_compiled_linear_layer_s_gradient_lies_as_its_weight_does(bias: bool) -> None:
+    """As a compiler is given it. Otherwise the optimiser copies each gradient to turn it round."""
+    layer = nn.Linear(5, 4, bias=bias).double()
+    other = quicker(layer, compiled=True)
+    assert type(other) is TurnedLinear
+    assert quicker(layer) is layer, "where steps are not compiled it was not measured"
+    x = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)  # two models, three rows
+    found = []
+    for each in (layer, other):
+        params = {n: torch.stack([p.detach(), 2 * p.detach()]).requires_grad_() for n, p in each.named_parameters()}
+        mapped = vmap(lambda p, x, each=each: functional_call(each, p, (x,)))
+        run = mapped if each is layer else torch.compile(mapped, backend="aot_eager", dynamic=False)
+        out = run(params, x)
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape)
+        found.append([out, *torch.autograd.grad((out * weights).sum(), [*params.values(), x])])
+        if each is other:
+            assert found[-1][1].is_contiguous()
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
+    several = torch.randn(2, 3, 5, dtype=torch.float64)
+    torch.testing.assert_close(layer(several), other(several), atol=0, rtol=0)
 
 
 def test_between_layers_of_a_stack_nothing_is_copied_but_for_convolutions() -> None:

@@ -9,6 +9,8 @@
   between.
 - A wide kernel on few channels (5 x 5 on at most 32) has no fast grouped kernel either, not even in TF32. Each model
   multiplies the neighbours of its pixels with its weights (see `convolution_products`).
+- A linear layer's gradient comes out of a compiled product with rows and columns exchanged. An optimiser then copies it
+  to turn it round. So where steps are compiled, the product itself is turned round.
 - Other convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by
   model (`apart`). A recorded step still starts all of them at once.
 
@@ -51,6 +53,14 @@ class NarrowConv2d(nn.Conv2d):
 class WideConv2d(nn.Conv2d):
     def forward(self, input: Tensor) -> Tensor:
         return convolution_products.conv2d(input, self.weight, self.bias, cast(tuple[int, int], self.padding))
+
+
+class TurnedLinear(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() != 2:
+            return super().forward(input)
+        out = (self.weight @ input.mT).mT
+        return out if self.bias is None else out + self.bias
 
 
 class _Product(torch.autograd.Function):
@@ -213,6 +223,8 @@ def _other(m: nn.Module, apart: bool, compiled: bool) -> type[nn.Module] | None:
             if m.in_channels <= FEW and m.kernel_size[0] * m.kernel_size[1] >= WIDE:
                 return WideConv2d
         return ApartConv2d if apart else None
+    if type(m) is nn.Linear and compiled:
+        return TurnedLinear
     if type(m) is nn.AvgPool2d:
         plain = not m.ceil_mode and m.divisor_override is None and m.padding in (0, (0, 0))
         if plain and m.kernel_size in (2, (2, 2)) and m.stride in (2, (2, 2)):
