@@ -364,6 +364,42 @@ def best_of(runs, method, point=None):
     return [max(scores_of(runs[method, seed], point), key=lambda row: row[1]) for seed in range(3)]
 
 
+def test_fml_with_two_seeds_beside_local_training():
+    """Its clients' own models in the best round, and the shared model, which nobody deploys, in the last."""
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    kept = {
+        (m, k): json.loads(of_study(f"records/dffke_rivals_filled/{m}-{k}.json").read_text())
+        for m in ("fml", "local")
+        for k in (0, 1)
+    }
+    assert not list(STUDIES.glob("*/records/dffke_rivals_filled/fml-2.json")), "write the row of three seeds"
+    runs = [kept["fml", k] for k in (0, 1)]
+    assert {(run["status"], run["rounds_done"], run["commit"]) for run in runs} == {("done", 50, "02b30142")}
+    assert {run["minutes"] < 4.45 and run["minutes"] >= 4.35 for run in runs} == {True}
+    alike = ("partition", "model", "preset", "rounds", "precision", "clients", "eval_every", "dataset")
+    assert {run["hyper_parameters"].get("colours", "plain") for run in kept.values()} == {"plain"}
+    assert all(run["setting"][key] == kept["local", 0]["setting"][key] for run in runs for key in alike)
+    best = {key: max(scores_of(run, None), key=lambda row: row[1]) for key, run in kept.items()}
+    mine, alone = ([best[m, k] for k in (0, 1)] for m in ("fml", "local"))
+    lower, own = ([a[column] - f[column] for a, f in zip(alone, mine, strict=True)] for column in (1, 3))
+    assert (
+        f"Its clients' own models have {mine[0][1]:.2f} and {mine[1][1]:.2f} in their best round, {lower[0]:.2f} and "
+        f"{lower[1]:.2f} below local training, where 32.84 ± 4.61 is published; on own classes {own[0]:.2f} and "
+        f"{own[1]:.2f} below it." in flat
+    )
+    assert PUBLISHED["fml"] == (32.84, 4.61)
+    shared = [[100 * row["global"]["accuracy"] for row in run["rounds"]] for run in runs]
+    assert all(max(of_seed) == of_seed[-1] for of_seed in shared)
+    above, below = shared[0][-1] - alone[0][1], alone[1][1] - shared[1][-1]
+    assert (
+        f"has {shared[0][-1]:.2f} and {shared[1][-1]:.2f} in round 50, its best so far: {above:.2f} above and "
+        f"{below:.2f} below the best round of local training." in flat
+    )
+    rose = [of_seed[-1] - of_seed[-3] for of_seed in shared]
+    assert [row["round"] for row in runs[0]["rounds"]][-3:] == [40, 45, 50]
+    assert f"It rose by {rose[0]:.2f} and {rose[1]:.2f} points in the last ten rounds." in flat
+
+
 def test_five_rivals_and_local_training_in_the_authors_deal():
     """Each figure of the first section, from records of three seeds, and of the runs with the stock network."""
     text = (RESULTS / "dffke.md").read_text()
