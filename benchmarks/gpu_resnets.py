@@ -19,7 +19,7 @@ import functools
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from gpu_profile import Profile, clocked, on_streams
@@ -30,7 +30,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedaudit.training.cuda_graphs import conditions
 from fedaudit.training.models import build
-from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.convolution_products import _framed
+from fedaudit.training.stacked.layers import FullNorm, in_full, quicker
 from fedaudit.training.stacked.mapped_loss import Caller, Functional, places
 
 CASES = "resnet18_cifar:64,resnet18:256,resnet18_cifar:256,resnet18:64,resnet18_cifar:100,resnet18:100"
@@ -75,10 +76,11 @@ class Ten:
         steps = [functools.partial(step, m) for m in range(self.M)]
         return on_streams(steps, self.device) if lanes else lambda: [of_model() for of_model in steps]
 
-    def stacked(self, compiled: bool = False) -> Step:
-        """Return the step of all models as one, mapped over models: convolutions of ten groups."""
+    def stacked(self, compiled: bool = False, products: bool = False) -> Step:
+        """Return the step of all models as one, mapped over models: convolutions of ten groups, or products."""
         models, (x, y) = self.nets(), self.rows()
-        caller = Caller(quicker(models[0], compiled=compiled))
+        model = in_products(models[0]) if products else quicker(models[0], compiled=compiled)
+        caller = Caller(in_full(model) if self.bf16 else model)
         named_places = places(caller)
         named = [dict(f.named_parameters()) for f in models]
         held = [dict(f.named_buffers()) for f in models]
@@ -109,6 +111,49 @@ class Ten:
         with FlopCounterMode(display=False) as counter:
             F.cross_entropy(model(x), y).backward()
         return counter.get_total_flops() / 2 * self.batch * self.M
+
+
+class _Products(nn.Conv2d):
+    """A convolution as a product with the neighbours of each pixel, for any stride."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = input.permute(0, 2, 3, 1)
+        for dim, pad in zip((1, 2), cast(tuple[int, int], self.padding), strict=True):
+            x = _framed(x, dim, pad)
+        for dim, new in ((1, 3), (2, 4)):
+            x = _shifted(x, dim, self.kernel_size[dim - 1], self.stride[dim - 1], new)
+        seen = x.flatten(3)
+        flat = seen.flatten(0, 2) @ self.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        return flat.unflatten(0, seen.shape[:3]).permute(0, 3, 1, 2)
+
+
+def _shifted(x: Tensor, dim: int, size: int, stride: int, new: int) -> Tensor:
+    steps = (x.shape[dim] - size) // stride + 1
+    reach = stride * (steps - 1) + 1
+    cut = [(slice(None),) * dim + (slice(at, at + reach, stride),) for at in range(size)]
+    return torch.stack([x[where] for where in cut], new)
+
+
+class _PlainNorm(FullNorm, nn.BatchNorm2d):
+    """A batch norm in training, as a compiler joins it with what is around it: torch's own asks for a memory format,
+    which a map over models cannot answer. Running statistics are left out; they are small."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        x = input.float()
+        mean = x.mean((0, 2, 3), keepdim=True)
+        var = (x - mean).square().mean((0, 2, 3), keepdim=True)
+        out = (x - mean) * (var + self.eps).rsqrt() * self.weight[:, None, None] + self.bias[:, None, None]
+        return out.to(input.dtype)
+
+
+def in_products(model: nn.Module) -> nn.Module:
+    """Return the model with its convolutions as products and its batch norms in plain operations."""
+    for m in model.modules():
+        if type(m) is nn.Conv2d:
+            m.__class__ = _Products
+        elif type(m) is nn.BatchNorm2d:
+            m.__class__ = _PlainNorm
+    return model
 
 
 @torch.no_grad()
@@ -152,6 +197,7 @@ def ways(ten: Ten, compiling: bool) -> dict[str, tuple[bool, Callable[[], Step]]
     if compiling:
         found["streams, channels last, compiled"] = (False, lambda: ten.one_by_one(LAST, lanes=True, compiled=True))
         found["grouped, compiled"] = (False, lambda: ten.stacked(compiled=True))
+        found["products, compiled"] = (False, lambda: ten.stacked(compiled=True, products=True))
     return found
 
 

@@ -8,6 +8,7 @@ from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
 
+from fedaudit.training.model_copies import copied
 from fedaudit.training.models import build
 from fedaudit.training.stacked import stack
 from fedaudit.training.stacked.layers import (
@@ -18,6 +19,7 @@ from fedaudit.training.stacked.layers import (
     TurnedLinear,
     WideConv2d,
     _Convolutions,
+    in_full,
     quicker,
 )
 from fedaudit.training.stacked.networks import Many
@@ -80,6 +82,35 @@ def test_a_compiled_linear_layer_s_gradient_lies_as_its_weight_does(bias: bool) 
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
     several = torch.randn(2, 3, 5, dtype=torch.float64)
     torch.testing.assert_close(layer(several), other(several), atol=0, rtol=0)
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.BatchNorm2d(3, affine=False), nn.BatchNorm3d(3, momentum=0.3)])
+def test_a_batch_norm_in_full_takes_16_bits_and_computes_in_its_own(layer: nn.Module) -> None:
+    """Its statistics too. In 16 bits the result lies elsewhere."""
+    x = torch.randn(4, 3, 2, 2, 2)[(..., *[0] * (3 - int(type(layer).__name__[-2])))].bfloat16()
+    layer = layer.train() if layer.affine else layer.eval()
+    one, other = copied(layer), in_full(copied(layer))
+    assert type(other) is not type(layer)
+    assert isinstance(other, type(layer)), "whoever looks for batch norms finds it"
+    found, wanted = other(x), one(x.float())
+    assert found.dtype == torch.bfloat16
+    assert torch.equal(found, wanted.bfloat16())
+    assert all(torch.equal(a, b) for a, b in zip(other.buffers(), one.buffers(), strict=True))
+    bare = in_full(nn.BatchNorm1d(3, affine=False, track_running_stats=False))
+    x = torch.randn(4, 3).bfloat16()
+    assert torch.equal(bare(x), nn.BatchNorm1d(3, affine=False, track_running_stats=False)(x.float()).bfloat16())
+    double = in_full(nn.Sequential(nn.BatchNorm1d(3).double()))
+    assert double(x).dtype == torch.bfloat16
+    assert torch.equal(double(x), nn.BatchNorm1d(3).double()(x.double()).bfloat16())
+
+
+def test_networks_without_batch_norms_or_with_hooks_stay_as_they_are() -> None:
+    plain, norm = nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.BatchNorm1d(2))
+    assert in_full(plain) is plain
+    assert in_full(norm) is not norm
+    assert type(norm[0]) is nn.BatchNorm1d, "the model itself is as before"
+    norm[0].register_forward_hook(lambda m, x, out: None)
+    assert in_full(norm) is norm
 
 
 def test_between_layers_of_a_stack_nothing_is_copied_but_for_convolutions() -> None:

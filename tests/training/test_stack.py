@@ -316,6 +316,36 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     assert list(cuda_graphs.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
 
 
+def test_networks_with_batch_norms_are_compiled_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU; dynamo traces all of it, without making kernels. Batch norms keep their precision: to the bit it is
+    what hooks gave, which no compiler takes."""
+    compiled: list[Any] = []
+
+    def traced(run: Any) -> Any:
+        compiled.append(run)
+        return torch.compile(run, dynamic=False, backend="eager", fullgraph=True)
+
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "_compile", traced)
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+    monkeypatch.setattr(mapped_loss, "quicker", lambda model, **how: model)  # it rounds in other places
+    first, again, hooked, full = ([*make("cnn_bn@0.25", [8, 8], epochs=2)] for _ in range(4))
+    for job in [*first, *again, *hooked, *full]:
+        job.model.float()
+        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
+    with cuda_graphs.conditions("recorded", bf16=True):
+        stack.fit_together(first, compile=True)
+        stack.fit_together(again, compile=True)
+        assert len(compiled) == 1, "the first one's is used again"
+        monkeypatch.setattr(mapped_loss, "in_full", lambda model: model)
+        stack.fit_together(hooked)
+    assert distance(first, again) == 0
+    assert distance(first, hooked) == 0
+    with cuda_graphs.conditions("recorded"):
+        stack.fit_together(full, compile=True)
+    assert len(compiled) == 2, "another precision is another function"
+
+
 @pytest.mark.long
 def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it as on a GPU, without

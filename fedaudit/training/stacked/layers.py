@@ -11,6 +11,7 @@
   multiplies the neighbours of its pixels with its weights (see `convolution_products`).
 - A linear layer's gradient comes out of a compiled product with rows and columns exchanged. An optimiser then copies it
   to turn it round. So where steps are compiled, the product itself is turned round.
+- Where layers round to 16 bits, batch norms do not. That is done by layers of their own, which a compiler takes.
 - Other convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by
   model (`apart`). A recorded step still starts all of them at once.
 
@@ -61,6 +62,52 @@ class TurnedLinear(nn.Linear):
             return super().forward(input)
         out = (self.weight @ input.mT).mT
         return out if self.bias is None else out + self.bias
+
+
+class FullNorm:
+    """A batch norm that computes in the type of its own numbers, whatever type the layer before it computes in."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        norm = cast(Any, self)
+        own = norm.weight if norm.weight is not None else norm.running_mean
+        full = torch.float32 if own is None else own.dtype
+        return cast(Tensor, super().forward(input.to(full)).to(input.dtype))  # type: ignore[misc]
+
+
+class FullNorm1d(FullNorm, nn.BatchNorm1d):
+    pass
+
+
+class FullNorm2d(FullNorm, nn.BatchNorm2d):
+    pass
+
+
+class FullNorm3d(FullNorm, nn.BatchNorm3d):
+    pass
+
+
+_FULL = {nn.BatchNorm1d: FullNorm1d, nn.BatchNorm2d: FullNorm2d, nn.BatchNorm3d: FullNorm3d}
+
+
+def in_full(model: M) -> M:
+    """Return a copy of the model whose batch norms keep their precision where other layers round to 16 bits.
+
+    Hooks would do the same, but a compiler refuses them. The model itself comes back if it has no batch norm of torch's
+    own kinds, or if somebody listens to a layer.
+    """
+    layers = list(model.modules())
+    if any(map(heard, layers)) or not any(type(m) in _FULL for m in layers):
+        return model
+    mine = copied(model)
+    for m in mine.modules():
+        if type(m) in _FULL:
+            m.__class__ = _FULL[type(m)]  # type: ignore[index]
+    return mine
+
+
+def heard(layer: nn.Module) -> bool:
+    """Return whether a hook is registered on a layer."""
+    return bool(layer._forward_hooks or layer._forward_pre_hooks or layer._backward_hooks)
 
 
 class _Product(torch.autograd.Function):
@@ -205,8 +252,7 @@ def quicker(model: M, *, apart: bool = False, compiled: bool = False) -> M:
     The model itself comes back if it has none of these layers, or if a hook is registered on one of its layers.
     """
     layers = list(model.modules())
-    listened = any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in layers)
-    if listened or not any(_other(m, apart, compiled) for m in layers):
+    if any(map(heard, layers)) or not any(_other(m, apart, compiled) for m in layers):
         return model
     mine = copied(model)
     for m in mine.modules():

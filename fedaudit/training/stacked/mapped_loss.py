@@ -24,7 +24,7 @@ from fedaudit.training.fit import (
 from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
 from fedaudit.training.stacked.given import map_given
-from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.layers import FullNorm, in_full, quicker
 from fedaudit.training.stacked.masked_norms import CountingTogether, MaskedNorms, counts_of
 from fedaudit.training.stacked.side_by_side import (
     as_tensor_cores_take_it,
@@ -56,6 +56,8 @@ class MappedLoss:
         if stackable.on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
+        if halves() is not None and not apart:
+            self.model = in_full(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
         self._counts = counts_of(self.model) if apart else []
@@ -185,7 +187,7 @@ def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool, apart: 
     if not compile or hooked or apart:
         return MappedLoss(job, given_dims, False, several, apart)
     scored = isinstance(job.option("until"), Running)
-    how = given_dims, job.option("separable", True), job.option("norms", "batch"), scored
+    how = given_dims, job.option("separable", True), job.option("norms", "batch"), scored, halves()
     key = repr((job.structure, how, several)), job.loss
     if key not in compiled_losses:
         compiled_losses[key] = MappedLoss(job, given_dims, True, several)
@@ -249,8 +251,9 @@ class Functional:
         kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
         tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
         before, full = [_cast(a, dtype) for a in args], args[0].dtype
-        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in norms.values()]
-        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in norms.values()]
+        others = [m for m in norms.values() if not isinstance(m, FullNorm)]
+        hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in others]
+        hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in others]
         try:
             return _cast(functional_call(self._caller, tensors, (method, *before), tie_weights=False), full)
         finally:

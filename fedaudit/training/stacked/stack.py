@@ -455,7 +455,7 @@ class _Fitting:
             return False
         index, mask = self._places(self.slots, size)
         static_mask = None if mask is None else mask.clone()
-        static = [row[index] for row in self.rows] if self.fetches else [index]
+        static = [row[index] for row in self.rows] if self.fetches else [index.clone()]  # it is written over
         stack = self.stack
         core = functools.partial(self._core, stack)
         u = None if self.augment is None else torch.zeros(*index.shape, self.augment.numbers, device=self.device)
@@ -522,8 +522,9 @@ class _Fitting:
         if not self.fetches:
             static[0].copy_(index)
             return
+        which = index.flatten()
         for place, row in zip(static, self.rows, strict=True):
-            torch.index_select(row, 0, index.flatten(), out=place.flatten(0, 1))
+            torch.index_select(row, 0, which, out=place.flatten(0, 1))
 
     def _drawn(self, group: Sequence[int], most: int) -> Tensor | None:
         """Return the numbers of each job's augmentation, (job, row, number), each drawn as it would be alone."""
@@ -553,7 +554,8 @@ class _Fitting:
         ragged = min(sizes) < most
         if ragged:  # fill up with row 0, which does not count
             drawn = [nn.functional.pad(index, (0, most - len(index))) for index in drawn]
-        index = torch.stack(drawn) + self._offsets(tuple(group))
+        # The rows of a single job are all there is: two kernels less, in each step of networks that go side by side.
+        index = drawn[0][None] if len(self.jobs) == 1 else torch.stack(drawn) + self._offsets(tuple(group))
         mask = self._mask(tuple(sizes), most) if ragged or self.mask_all else None
         return index, mask
 
