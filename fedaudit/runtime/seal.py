@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
@@ -30,6 +32,8 @@ NAME = "seal.json"
 FILES = ("record.json", "setting.json", "attacks.json", "audits.json", KEY)
 FOLDERS = ("transcript", "models", "scores", "pictures", "checkpoint")
 CHUNK = 1 << 20
+SEVERAL = 1 << 26  # bytes of a folder from which several files are read at a time
+READERS = 8  # the most files that are read at a time
 
 
 class Signature(StoredModel):
@@ -51,7 +55,7 @@ class Seal(StoredModel):
     @classmethod
     def of(cls, folder: Path) -> Seal:
         """Return the seal of a run folder as it is now, unsigned. A key that was not handed on counts as it was."""
-        files = {name: _digest(path) for name, path in _sealed(folder)}
+        files = _digests(dict(_sealed(folder)))
         if KEY not in files and (before := _key_before(folder)) is not None:
             files[KEY] = before
         return cls(digest=digest_over(files), files=dict(sorted(files.items())))
@@ -94,6 +98,16 @@ def _key_before(folder: Path) -> str | None:
     except RunError:
         return None
     return None if seal is None else seal.files.get(KEY)
+
+
+def _digests(paths: Mapping[str, Path]) -> dict[str, str]:
+    """Return each file's digest. Of a large folder, as many files are read at a time as there are processors."""
+    sizes = {name: path.stat().st_size for name, path in paths.items()}
+    if sum(sizes.values()) < SEVERAL or len(paths) < 2:
+        return {name: _digest(path) for name, path in paths.items()}
+    largest_first = sorted(paths, key=lambda name: -sizes[name])
+    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:  # digests are computed outside Python's lock
+        return dict(zip(largest_first, pool.map(_digest, (paths[name] for name in largest_first)), strict=True))
 
 
 def _digest(path: Path) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 
 import pytest
 
 from fedaudit.errors import RunError
 from fedaudit.privacy.noise_key import FILE as KEY
+from fedaudit.runtime import seal as seal_module
 from fedaudit.runtime.seal import CHUNK, Seal, Signature, digest_over, read_seal, seal_again, write_seal
 
 
@@ -35,6 +37,36 @@ def test_a_seal_is_over_names_and_contents(folder):
     assert list(seal.files) == sorted(wanted)
     assert seal.digest == by_hand(json.dumps(sorted([name, digest] for name, digest in wanted.items())).encode())
     assert seal.signature is None
+
+
+def test_a_large_folder_s_files_are_read_several_at_a_time(folder, monkeypatch):
+    """The first file waits until another one is being read. The seal is the same, file by file."""
+    small = Seal.of(folder)
+    beside, real, names = threading.Barrier(2, timeout=10), seal_module._digest, []
+
+    def meets_another(path):
+        names.append(path.name)
+        beside.wait()
+        return real(path)
+
+    (folder / "attacks.json").write_text("")  # the least, though not the last
+    monkeypatch.setattr(seal_module, "SEVERAL", 1)
+    monkeypatch.setattr(seal_module, "_digest", meets_another)
+    monkeypatch.setattr(seal_module.os, "cpu_count", lambda: 2)
+    large = Seal.of(folder)
+    assert large.files == {**small.files, "attacks.json": by_hand(b"")}
+    assert names[0] == "record.json", "the largest comes first, so that it is not waited for alone"
+    assert sorted(names) == sorted(["attacks.json", "index.jsonl", "record.json", KEY])
+
+
+def test_a_file_that_cannot_be_read_is_an_error_in_a_large_folder_too(folder, monkeypatch):
+    def unreadable(path):
+        raise OSError(f"{path.name} cannot be read")
+
+    monkeypatch.setattr(seal_module, "SEVERAL", 1)
+    monkeypatch.setattr(seal_module, "_digest", unreadable)
+    with pytest.raises(OSError, match="cannot be read"):
+        Seal.of(folder)
 
 
 def test_a_key_that_was_not_handed_on_counts_as_it_was(folder):
