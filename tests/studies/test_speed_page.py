@@ -347,6 +347,40 @@ def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
     assert run["rounds_done"] == len(under["rounds_s"])
 
 
+def test_what_it_says_of_a_step_of_fedfree_s_networks() -> None:
+    kept = json.loads((KEPT / "profile" / "fedfree_step.json").read_text())
+    flat = " ".join((RESULTS / "speed.md").read_text().split())
+    before, after = kept["scattered"], kept["summed"]
+    assert f"compiled, took {before['step_ms']:.2f} ms at {before['commit']} (`profile/fedfree_step.json`)." in flat
+    many = [of["thirty_models_step_ms"] for of in (after, before)]
+    told = f"{after['step_ms']:.2f} ms at {after['commit']}, and {many[0]:.2f} instead of {many[1]:.2f} ms for thirty"
+    assert told in flat
+    scatters = [any("indexing_backward" in name for name, _, _ in of["longest"]) for of in (before, after)]
+    assert scatters == [True, False]
+    copies = [
+        next((ms, count) for name, ms, count in of["longest"] if "elementwise_kernel<128, 2" in name)
+        for of in (before, after)
+    ]
+    assert [count for _, count in copies] == [7.0, 7.0]
+    assert {f"In both {ms:.2f} ms are seven copies" for ms, _ in copies} == {"In both 0.23 ms are seven copies"}
+    assert "In both 0.23 ms are seven copies" in flat
+
+
+def test_what_it_says_of_what_dffke_s_driver_waits_for() -> None:
+    kept = json.loads((KEPT / "profile" / "dffke_resnet18_waits.json").read_text())
+    flat = " ".join((RESULTS / "speed.md").read_text().split())
+    third = kept["third_round_s"]
+    descents = third["server's descents"]
+    assert abs(third["round"] - kept["rounds_s"][2]) < 0.05
+    assert (
+        f"of {third['round']:.1f} s {third['training of clients']:.1f} are the training of clients, "
+        f"{descents:.1f} the server's descents, {third['digests of messages']:.1f} "
+        "digests of messages, whose tensors come to main memory for it, and "
+        f"{third['clients between trainings']:.1f} what clients do between trainings." in flat
+    )
+    assert f"the seal of the folder took {kept['after_the_last_round_s']['seal']:.1f} s;" in flat
+
+
 def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     kept = json.loads((KEPT / "profile" / "dffke_resnet18_authors.json").read_text())
     flat = " ".join((RESULTS / "speed.md").read_text().split())
