@@ -94,6 +94,7 @@ class TranscriptWriter:
         self._stored: dict[tuple[str, str], tuple[int, int]] = {}
         self._broadcast: tuple[Blob, list[Any]] | None = None  # the message that went down last, and its tensors
         self._behind = ThreadPoolExecutor(1, "transcript")
+        self._digests = ThreadPoolExecutor(1, "digests")  # nobody who waits for one waits for writes before it
         self._pending: deque[tuple[Future[Any], int]] = deque()  # and how many bytes it is
         self._failed: BaseException | None = None  # the first write that failed: after it, no round can end
 
@@ -117,7 +118,7 @@ class TranscriptWriter:
 
     def prepare(self, head: Header) -> Future[Any] | None:
         """Have the digest of a message on another device computed while its receiver works. Return what to wait for."""
-        return self._behind.submit(getattr, head, "digest") if head.costly else None
+        return self._digests.submit(getattr, head, "digest") if head.costly else None
 
     def _next(self) -> dict[str, Any]:
         self.seq += 1
@@ -204,6 +205,7 @@ class TranscriptWriter:
         return self._index.tell()
 
     def close(self) -> None:
+        self._digests.shutdown()
         self._behind.shutdown()  # waits for all writes
         for file in (*self._packs.values(), self._index):
             file.close()

@@ -29,6 +29,31 @@ def test_a_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[in
         assert torch.allclose(a, c, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(
+    ("kernel", "padding"), [((5, 5), (2, 2)), ((4, 7), (0, 2)), ((3, 1), (2, 0)), ((7, 6), (0, 0))]
+)
+def test_a_compiled_product_is_the_convolution(kernel: tuple[int, int], padding: tuple[int, int]) -> None:
+    """Traced as for a compiler, without making kernels."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, 7, 6, dtype=torch.float64, requires_grad=True)
+    w = torch.randn(4, 3, *kernel, dtype=torch.float64, requires_grad=True)
+    traced = torch.compile(convolution_products.conv2d, backend="eager", fullgraph=True, dynamic=False)
+    ours, theirs = traced(x, w, None, padding), F.conv2d(x, w, padding=padding)
+    assert torch.allclose(ours, theirs, rtol=1e-12, atol=1e-12)
+    direction = torch.randn_like(theirs)
+    for a, c in zip(*(torch.autograd.grad((out * direction).sum(), (x, w)) for out in (ours, theirs)), strict=True):
+        assert torch.allclose(a, c, rtol=1e-12, atol=1e-12)
+
+
+def test_a_kernel_larger_than_the_image_is_an_error_where_it_is_compiled_too() -> None:
+    """Also one that is larger by a single pixel, for which nothing would be left of the image."""
+    x, w = torch.randn(2, 3, 7, 6), torch.randn(4, 3, 8, 5)
+    traced = torch.compile(convolution_products.conv2d, backend="eager", dynamic=False)
+    for way in (traced, convolution_products.conv2d):
+        with pytest.raises(RuntimeError):
+            way(x, w, None, (0, 0))
+
+
 def test_other_convolutions_are_left_to_torch() -> None:
     x, w = torch.randn(2, 2, 6, 6), torch.randn(4, 2, 3, 3)
     found = convolution_products.instead_of((x, w), {"padding": 1})

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
 
+from fedaudit.training import cuda_graphs
 from fedaudit.training.model_copies import copied
 from fedaudit.training.models import build
 from fedaudit.training.stacked import stack
 from fedaudit.training.stacked.layers import (
     ApartConv2d,
+    FullNorm1d,
     HalvingPool2d,
     NarrowConv2d,
     SpreadingPool2d,
@@ -80,8 +84,17 @@ def test_a_compiled_linear_layer_s_gradient_lies_as_its_weight_does(bias: bool) 
             assert found[-1][1].is_contiguous()
     for a, b in zip(*found, strict=True):
         torch.testing.assert_close(a, b, atol=1e-12, rtol=0)
-    several = torch.randn(2, 3, 5, dtype=torch.float64)
-    torch.testing.assert_close(layer(several), other(several), atol=0, rtol=0)
+    for shape in ((2, 3, 5), (5,)):
+        x = torch.randn(shape, dtype=torch.float64)
+        torch.testing.assert_close(layer(x), other(x), atol=0, rtol=0)
+    assert other(torch.randn(6, 5, dtype=torch.float64)).view(3, 2, 4).view(-1).shape == (24,), "as a view"
+
+    class Doubled(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    own = Doubled(5, 4)
+    assert quicker(own, compiled=True) is own
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.BatchNorm2d(3, affine=False), nn.BatchNorm3d(3, momentum=0.3)])
@@ -99,9 +112,20 @@ def test_a_batch_norm_in_full_takes_16_bits_and_computes_in_its_own(layer: nn.Mo
     bare = in_full(nn.BatchNorm1d(3, affine=False, track_running_stats=False))
     x = torch.randn(4, 3).bfloat16()
     assert torch.equal(bare(x), nn.BatchNorm1d(3, affine=False, track_running_stats=False)(x.float()).bfloat16())
-    double = in_full(nn.Sequential(nn.BatchNorm1d(3).double()))
-    assert double(x).dtype == torch.bfloat16
-    assert torch.equal(double(x), nn.BatchNorm1d(3).double()(x.double()).bfloat16())
+    for less in ({}, {"affine": False}, {"track_running_stats": False}):
+        double = nn.BatchNorm1d(3, **less).double()
+        inside: list[torch.dtype] = []
+        with mock.patch.object(
+            nn.functional, "batch_norm", lambda x, *of, inside=inside, **how: inside.append(x.dtype) or x
+        ):
+            assert in_full(double)(x).dtype == torch.bfloat16
+        assert inside == [torch.float64]
+
+
+def test_behind_a_batch_norm_in_full_are_16_bits_whatever_came_before_it() -> None:
+    with cuda_graphs.conditions("recorded", bf16=True):
+        found = in_full(nn.BatchNorm1d(3))(torch.randn(4, 3))
+    assert found.dtype == torch.bfloat16
 
 
 def test_networks_without_batch_norms_or_with_hooks_stay_as_they_are() -> None:
@@ -109,8 +133,16 @@ def test_networks_without_batch_norms_or_with_hooks_stay_as_they_are() -> None:
     assert in_full(plain) is plain
     assert in_full(norm) is not norm
     assert type(norm[0]) is nn.BatchNorm1d, "the model itself is as before"
-    norm[0].register_forward_hook(lambda m, x, out: None)
-    assert in_full(norm) is norm
+    for register in ("register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"):
+        heard = nn.Sequential(nn.BatchNorm1d(2))
+        getattr(heard[0], register)(lambda *of: None)
+        assert in_full(heard) is heard
+
+    class Own(nn.BatchNorm1d):
+        pass
+
+    both = in_full(nn.Sequential(Own(2), nn.BatchNorm1d(2)))
+    assert [type(m) for m in both] == [Own, FullNorm1d], "nobody knows what another kind does"
 
 
 def test_between_layers_of_a_stack_nothing_is_copied_but_for_convolutions() -> None:

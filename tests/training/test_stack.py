@@ -17,6 +17,7 @@ from fedaudit.training import cuda_graphs
 from fedaudit.training.fit import Opt, Running, Turns
 from fedaudit.training.stacked import mapped_loss, stack, stackable, steppers
 from fedaudit.training.stacked.given import stacked_given
+from fedaudit.training.stacked.layers import FullNorm2d, NarrowConv2d
 from fedaudit.training.stacked.mapped_loss import _Picks
 from fedaudit.training.stacked.masked_norms import MaskedNorms
 from fedaudit.training.stacked.stack import Job, _filled, _Fitting, fit_together
@@ -344,6 +345,17 @@ def test_networks_with_batch_norms_are_compiled_in_16_bits(monkeypatch: pytest.M
     with cuda_graphs.conditions("recorded"):
         stack.fit_together(full, compile=True)
     assert len(compiled) == 2, "another precision is another function"
+
+
+def test_what_is_compiled_in_16_bits_has_the_quicker_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing is compiled, hooks do: a model whose layers are called from elsewhere is not copied."""
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    (job,) = make("cnn_bn@0.25", [8])
+    with cuda_graphs.conditions("recorded", bf16=True):
+        compiled, plain = (mapped_loss.MappedLoss(job, {}, compile=how, several=True) for how in (True, False))
+    kinds = [{type(m) for m in found.model.modules()} for found in (compiled, plain)]
+    assert {NarrowConv2d, FullNorm2d} <= kinds[0]
+    assert FullNorm2d not in kinds[1]
 
 
 @pytest.mark.long

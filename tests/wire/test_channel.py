@@ -241,12 +241,25 @@ def test_a_digest_that_needs_a_device_is_computed_while_the_receiver_works(write
         pass
     for k in range(3):
         wire.back(Done(k, b"", answer(k)), "shared", CPU)
-    assert digesting == ["transcript"] * 2
+    assert digesting == ["digests"] * 2
     writer.settle()
     down = [entry for entry in Transcript(tmp_path).entries() if entry.direction == "down"]
     digests = [read_header(encode(message)).digest for message in (one, one, told(2))]
     assert [entry.digest for entry in down] == digests
     assert wire.traffic.digests[::2] == [f"down {k} {digest}" for k, digest in enumerate(digests)]
+
+
+def test_a_digest_waits_for_no_write(writer, digesting):
+    """A message of others is being written, and goes on until the reply is there."""
+    replied = threading.Event()
+    writing = writer._later(lambda: replied.wait(20), 0)
+    wire = Wire(writer, 1, here=CPU)
+    list(wire.down({0: told(1)}))
+    wire._sent[0][-1].result(timeout=10)
+    replied.set()
+    assert writing.result() is True
+    wire.back(Done(0, b"", answer(0)), "shared", CPU)
+    assert digesting == ["digests"]
 
 
 def test_a_digest_that_failed_in_the_background_is_computed_where_it_is_needed(writer, digesting, monkeypatch):
@@ -269,5 +282,7 @@ def test_a_digest_that_failed_in_the_background_is_computed_where_it_is_needed(w
 def test_a_digest_of_what_lies_in_main_memory_is_not_prepared(writer):
     wire = Wire(writer, 1, here=CPU)
     ((_, blob),) = wire.down({0: told(1)})
-    assert writer.prepare(read_header(blob)) is None
-    assert "digest" not in vars(blob), "nobody has asked for it yet"
+    head = read_header(blob)
+    assert writer.prepare(head) is None
+    blob.seen(CPU)[0].add_(1)
+    assert head.digest == read_header(encode(told(1))).digest, "it is that of what was sent"

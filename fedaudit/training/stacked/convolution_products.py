@@ -34,6 +34,8 @@ def _shifted(x: Tensor, dim: int, size: int, new: int) -> Tensor:
     around it. It makes a scatter of that of `unfold`, for which torch sorts all places where bits are promised.
     """
     left = x.shape[dim] - size + 1
+    if left < 1:
+        raise RuntimeError(f"A kernel of {size} pixels is larger than an image of {x.shape[dim]} with its edges.")
     return torch.stack([x.narrow(dim, at, left) for at in range(size)], new)
 
 

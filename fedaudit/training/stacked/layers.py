@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedaudit.training.cuda_graphs import halves
 from fedaudit.training.model_copies import copied
 from fedaudit.training.stacked import convolution_products
 from fedaudit.training.stacked.convolution_products import _framed
@@ -60,18 +61,20 @@ class TurnedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() != 2:
             return super().forward(input)
-        out = (self.weight @ input.mT).mT
+        out = (self.weight @ input.mT).mT.contiguous()  # whoever comes next may take a view of it
         return out if self.bias is None else out + self.bias
 
 
 class FullNorm:
-    """A batch norm that computes in the type of its own numbers, whatever type the layer before it computes in."""
+    """A batch norm that computes in the type of its own numbers, whatever type the layer before it computes in. What it
+    returns has 16 bits where layers round to them."""
 
     def forward(self, input: Tensor) -> Tensor:
         norm = cast(Any, self)
         own = norm.weight if norm.weight is not None else norm.running_mean
         full = torch.float32 if own is None else own.dtype
-        return cast(Tensor, super().forward(input.to(full)).to(input.dtype))  # type: ignore[misc]
+        out: Tensor = super().forward(input.to(full))  # type: ignore[misc]
+        return out.to(halves() or input.dtype)
 
 
 class FullNorm1d(FullNorm, nn.BatchNorm1d):

@@ -56,7 +56,7 @@ class MappedLoss:
         if stackable.on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
-        if halves() is not None and not apart:
+        if compile and halves() is not None:
             self.model = in_full(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)

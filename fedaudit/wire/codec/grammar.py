@@ -459,13 +459,13 @@ def encode_field(
 # --- decoding --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class Header:
     """Everything in an encoded message but its tensors: enough to measure and store it without decoding it."""
 
     tree: Any
     text: str
-    told: str | Held  # the digest, or a message in this process that computes it once somebody asks
+    told: str | Held  # the digest, or a message on another device that computes it once somebody asks
     tensors: dict[int, tuple[str, tuple[int, ...], int, int]]  # dtype, shape, begin, end (in the blob)
 
     @property
@@ -475,13 +475,23 @@ class Header:
     @property
     def costly(self) -> bool:
         """Return whether the digest is not known and needs tensors from another device."""
-        return isinstance(self.told, Held) and self.told.elsewhere and "digest" not in vars(self.told)
+        return isinstance(self.told, Held) and "digest" not in vars(self.told)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Header) and self._parts == other._parts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Header, self._parts
+
+    @property
+    def _parts(self) -> tuple[Any, ...]:
+        return self.tree, self.text, self.digest, self.tensors
 
 
 def read_header(blob: Blob | memoryview, apart: int = 0) -> Header:
     """Return the header of a message, of whose tensors so many bytes lie apart."""
     if isinstance(blob, Held):
-        return Header(blob.tree, blob.text, blob, blob.spans)
+        return Header(blob.tree, blob.text, blob if blob.elsewhere else blob.digest, blob.spans)
     try:
         length = int.from_bytes(bytes(blob[:8]), "little")
         if length > len(blob) - 8:
