@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import threading
 
 import pytest
@@ -12,7 +14,7 @@ from fedaudit import State
 from fedaudit.errors import ContractError
 from fedaudit.runtime.task import Done
 from fedaudit.wire.channel import Wire
-from fedaudit.wire.codec import encode, packing, read_header
+from fedaudit.wire.codec import encode, encode_lazily, packing, read_header
 from fedaudit.wire.codec.packing import Held
 from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import Size
@@ -286,3 +288,16 @@ def test_a_digest_of_what_lies_in_main_memory_is_not_prepared(writer):
     assert writer.prepare(head) is None
     blob.seen(CPU)[0].add_(1)
     assert head.digest == read_header(encode(told(1))).digest, "it is that of what was sent"
+
+
+def test_headers_are_equal_and_copied_by_what_they_say(digesting):
+    """Whoever holds the message itself says the same as its bytes. A header with another digest is another one."""
+    held = read_header(encode_lazily(told(1), CPU))
+    plain = read_header(encode(told(1)))
+    assert held.costly
+    assert held == plain
+    assert not held.costly, "it is known now"
+    assert held != read_header(encode(told(2)))
+    assert dataclasses.replace(plain, told="another") != plain
+    assert copy.deepcopy(held) == held
+    assert held != plain.text

@@ -459,7 +459,7 @@ def encode_field(
 # --- decoding --------------------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
+@dataclasses.dataclass(frozen=True)
 class Header:
     """Everything in an encoded message but its tensors: enough to measure and store it without decoding it."""
 
