@@ -204,6 +204,7 @@ class Wire:
         at: float,
         base: Header | None = None,
     ) -> None:
+        digest = head.digest  # before the transcript's thread fetches the same tensors
         class_id = class_of(head.tree)
         message = class_id.rsplit(".", 1)[-1]
         sizes = self.sizes(direction, k, head, len(blob))
@@ -231,7 +232,7 @@ class Wire:
             fields=fields,
         )
         self.traffic.add(direction, k, message, head, sizes)
-        self.traffic.digests.append(f"{direction} {k} {head.digest}")
+        self.traffic.digests.append(f"{direction} {k} {digest}")
         for name, declared in declarations.items():
             if declared is not None and declared.role == "relay" and declared.kind is not None:
                 self.traffic.relayed.add((declared.kind, k))

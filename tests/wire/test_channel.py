@@ -264,6 +264,20 @@ def test_a_digest_waits_for_no_write(writer, digesting):
     assert digesting == ["digests"]
 
 
+def test_tensors_of_a_reply_are_fetched_before_the_transcript_asks_for_them(writer, digesting, monkeypatch):
+    """Otherwise two threads fetch them from the device at the same time."""
+    known, real = [], writer.message
+    monkeypatch.setattr(
+        writer, "message", lambda blob, *of, **facts: known.append("digest" in vars(blob)) or real(blob, *of, **facts)
+    )
+    wire = Wire(writer, 1, here=CPU)
+    list(wire.down({0: told(1)}))
+    reply = Shared(torch.zeros(2, 3), torch.arange(2), State({"w": torch.zeros(5)}), 0)
+    wire.back(Done(0, b"", encode_lazily(reply, CPU)), "shared", CPU)
+    assert known == [True, True]
+    assert digesting == ["digests", "MainThread"]
+
+
 def test_a_digest_that_failed_in_the_background_is_computed_where_it_is_needed(writer, digesting, monkeypatch):
     real, failures = packing.digest, [RuntimeError("no room")]
 
