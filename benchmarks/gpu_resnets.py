@@ -30,7 +30,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedaudit.training.cuda_graphs import conditions
 from fedaudit.training.models import build
-from fedaudit.training.stacked.convolution_products import _framed
+from fedaudit.training.stacked.convolution_products import neighbours
 from fedaudit.training.stacked.layers import FullNorm, in_full, quicker
 from fedaudit.training.stacked.mapped_loss import Caller, Functional, places
 
@@ -114,24 +114,14 @@ class Ten:
 
 
 class _Products(nn.Conv2d):
-    """A convolution as a product with the neighbours of each pixel, for any stride."""
+    """A convolution as a product with the neighbours of each pixel, of which a stride leaves some out."""
 
     def forward(self, input: Tensor) -> Tensor:
-        x = input.permute(0, 2, 3, 1)
-        for dim, pad in zip((1, 2), cast(tuple[int, int], self.padding), strict=True):
-            x = _framed(x, dim, pad)
-        for dim, new in ((1, 3), (2, 4)):
-            x = _shifted(x, dim, self.kernel_size[dim - 1], self.stride[dim - 1], new)
-        seen = x.flatten(3)
+        down, right = self.stride
+        kernel, padding = (cast(tuple[int, int], pair) for pair in (self.kernel_size, self.padding))
+        seen = neighbours(input, kernel, padding)[:, ::down, ::right]
         flat = seen.flatten(0, 2) @ self.weight.permute(2, 3, 1, 0).flatten(0, 2)
         return flat.unflatten(0, seen.shape[:3]).permute(0, 3, 1, 2)
-
-
-def _shifted(x: Tensor, dim: int, size: int, stride: int, new: int) -> Tensor:
-    steps = (x.shape[dim] - size) // stride + 1
-    reach = stride * (steps - 1) + 1
-    cut = [(slice(None),) * dim + (slice(at, at + reach, stride),) for at in range(size)]
-    return torch.stack([x[where] for where in cut], new)
 
 
 class _PlainNorm(FullNorm, nn.BatchNorm2d):
@@ -147,7 +137,8 @@ class _PlainNorm(FullNorm, nn.BatchNorm2d):
 
 
 def in_products(model: nn.Module) -> nn.Module:
-    """Return the model with its convolutions as products and its batch norms in plain operations."""
+    """Turn a model's convolutions into products and its batch norms into plain operations, and return it. For training,
+    and for convolutions without a bias."""
     for m in model.modules():
         if type(m) is nn.Conv2d:
             m.__class__ = _Products

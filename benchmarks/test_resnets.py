@@ -1,4 +1,5 @@
-"""Ten ResNet-18 trained by the engine `stacked` against the same ten one after another, on a GPU.
+"""Ten ResNet-18 trained by the engine `stacked` against the same ten one after another, on a GPU. And, on a CPU, that
+products of matrices, which `gpu_resnets.py` times beside the other ways, are the same network.
 
 The work: the ResNet-18 for small images, 3x32x32, batch 64, steps of SGD with momentum. Two ways in one process are
 compared, so that the ratio says nothing of the machine's own speed.
@@ -6,14 +7,18 @@ compared, so that the ratio says nothing of the machine's own speed.
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
 import pytest
 import torch
+from gpu_resnets import in_products
 from test_shadows import jobs
+from torch import nn
 
 from fedaudit.training.cuda_graphs import conditions
+from fedaudit.training.models import build
 from fedaudit.training.stacked.stack import fit_together
 
 
@@ -53,3 +58,21 @@ def test_ten_resnets_together_are_so_many_times_as_fast(benchmark: Any, precisio
     benchmark.extra_info |= found
     assert found["norms_apart"] < 0.05, "the same training, or the times mean nothing"
     assert found["times"] >= least
+
+
+def test_a_network_in_products_is_the_network() -> None:
+    """In training, with the stem that has a stride; each gradient to a thousandth of its largest number."""
+    torch.manual_seed(0)
+    model = build("resnet18@0.125", shape=(3, 64, 64), classes=10).train()
+    other = in_products(copy.deepcopy(model))
+    x = torch.randn(8, 3, 64, 64)
+    found, wanted = (f(x) for f in (other, model))
+    assert not any(type(m) in (nn.Conv2d, nn.BatchNorm2d) for m in other.modules())
+    assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4)
+    direction = torch.randn_like(wanted)
+    grads = [
+        torch.autograd.grad((out * direction).sum(), list(f.parameters()))
+        for out, f in ((found, other), (wanted, model))
+    ]
+    for a, b in zip(*grads, strict=True):
+        assert float((a - b).abs().max()) <= 1e-3 * float(b.abs().max())

@@ -5,7 +5,7 @@ its own checksum. It is append-only, flushed per row and synced per round. Model
 other tensors, so that old states can be dropped. A pack is written before the row that refers to it, so a kill at any
 instant loses at most the messages being written. Within a round a tensor is stored once, however often it is sent.
 Large messages are written in a background thread, in their order, while the run goes on. So is the end of a round; no
-row of the next round is written before it.
+row of the next round is written before it. Digests of messages that lie on a GPU are computed in a thread of their own.
 """
 
 from __future__ import annotations

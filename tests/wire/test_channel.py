@@ -251,6 +251,16 @@ def test_a_digest_that_needs_a_device_is_computed_while_the_receiver_works(write
     assert wire.traffic.digests[::2] == [f"down {k} {digest}" for k, digest in enumerate(digests)]
 
 
+def test_no_thread_stays_when_a_transcript_is_closed(digesting, tmp_path):
+    """An audit of many runs would gather them."""
+    writer = TranscriptWriter(tmp_path, keep_weights=1)
+    list(Wire(writer, 1, here=CPU).down({0: told(1)}))
+    mine = {thread for executor in (writer._digests, writer._behind) for thread in executor._threads}
+    assert mine, "a digest was computed in one"
+    writer.close()
+    assert not any(thread.is_alive() for thread in mine)
+
+
 def test_a_digest_waits_for_no_write(writer, digesting):
     """A message of others is being written, and goes on until the reply is there."""
     replied = threading.Event()

@@ -56,7 +56,7 @@ class MappedLoss:
         if stackable.on_gpu(job.rows) and (compile or several):
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
-        if compile and halves() is not None:
+        if compile and halves() is not None:  # elsewhere hooks do it (`Functional`), which need no copy of the model
             self.model = in_full(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
@@ -251,7 +251,7 @@ class Functional:
         kept = {place for place in self._tensors if place.rpartition(".")[0] in norms}
         tensors = {place: t if place in kept else _cast(t, dtype) for place, t in self._tensors.items()}
         before, full = [_cast(a, dtype) for a in args], args[0].dtype
-        others = [m for m in norms.values() if not isinstance(m, FullNorm)]
+        others = [m for m in norms.values() if not isinstance(m, FullNorm)]  # those keep their precision by themselves
         hooks = [m.register_forward_pre_hook(lambda m, x: (_cast(x[0], full),)) for m in others]
         hooks += [m.register_forward_hook(lambda m, x, out: _cast(out, dtype)) for m in others]
         try:

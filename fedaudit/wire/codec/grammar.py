@@ -510,7 +510,7 @@ def read_header(blob: Blob | memoryview, apart: int = 0) -> Header:
 def tree_of(blob: Blob) -> tuple[Any, Spans]:
     """Return the tree of a message, and the positions of its tensors."""
     if isinstance(blob, Held):
-        return blob.tree, blob.spans
+        return blob.tree, blob.spans  # does not compute the digest
     head = read_header(blob)
     return head.tree, head.tensors
 
