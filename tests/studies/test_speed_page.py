@@ -342,7 +342,8 @@ def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
     each = (spent["5"]["clients_fit"] - spent["2"]["clients_fit"]) / 3
     told = f"took {min(slow):.1f} to {max(slow):.1f} s for its second to fifth;"
     assert f"{told} local training and exchange took {each:.1f} s, on average" in flat
-    run = json.loads((STUDIES / "dffke" / "records" / "dffke_resnet18" / "dffke-0.json").read_text())
+    earlier = STUDIES / "dffke" / "records" / "dffke_resnet18_earlier"
+    run = json.loads((earlier / f"dffke-0-{kept['commit']}.json").read_text())
     assert run["commit"] == kept["commit"]
     assert run["rounds_done"] == len(under["rounds_s"])
 
