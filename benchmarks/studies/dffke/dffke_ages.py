@@ -57,7 +57,10 @@ def ages(folder: Path) -> list[dict[str, float]]:
     past = held(states[max(states)].memory)
     labels = {i: world.members(i)[1] for i in states}
     rounds = {s: p.read() for s, p in past.items()}
-    made = {s: {i: images_of(p["Dec"], e, world.shape) for i, e in p["E"].items()} for s, p in rounds.items()}
+    pixels = world.method.pixels
+    made = {
+        s: {i: images_of(p["Dec"], e, world.shape, pixels=pixels) for i, e in p["E"].items()} for s, p in rounds.items()
+    }
     newest = made[max(made)]
     table = []
     for s, by_client in made.items():

@@ -16,20 +16,25 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from torch import Tensor
 
+from fedaudit import registry
 from fedaudit.errors import TranscriptError
 from fedaudit.methods.datafree._decoder import decode
 from fedaudit.runtime.run_record import read_record
 from fedaudit.wire.transcript import Transcript, TranscriptEntry
 
+DECODED = ("Unified", "UnifiedDocked")  # the messages with decoder and embeddings
+
 
 def synthetic(run: Path, rounds: list[int], client: int, columns: int) -> dict[int, tuple[Tensor, Tensor]]:
     """By round: images in [-1, 1] decoded from `columns` of the client's embeddings, as many classes as it has, and
     their labels. The same records in every round."""
-    shape = tuple(read_record(run).data.shape)
+    record = read_record(run)
+    shape, setting = tuple(record.data.shape), record.setting
+    pixels = registry.find(setting.method).make(setting.set, setting.preset).pixels  # type: ignore[attr-defined]
     unified: dict[int, TranscriptEntry] = {}  # what any client received in a round: all receive the same
     labels: Tensor | None = None
     for entry in Transcript(run / "transcript").entries():
-        if entry.message == "Unified" and entry.round in rounds and entry.round not in unified:
+        if entry.message in DECODED and entry.round in rounds and entry.round not in unified:
             unified[entry.round] = entry
         elif entry.message == "Shared" and entry.client == client and labels is None:
             labels = entry["Y"]
@@ -40,7 +45,7 @@ def synthetic(run: Path, rounds: list[int], client: int, columns: int) -> dict[i
     for t, entry in sorted(unified.items()):
         E = entry["E"]
         if client in E:  # it may have sat out this round
-            pictures[t] = decode(entry["Dec"], E[client][rows], shape), labels[rows]
+            pictures[t] = decode(entry["Dec"], E[client][rows], shape, pixels=pixels), labels[rows]
     if not pictures:
         raise TranscriptError(
             f"{run}: client {client} took part in none of the rounds {rounds}. Choose other --rounds."
