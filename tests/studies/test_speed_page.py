@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from datetime import datetime
 
+import pytest
 from pages import RESULTS, STUDIES, script
 
 KEPT = STUDIES / "speed" / "records"
@@ -346,6 +347,33 @@ def test_what_it_says_of_dffke_alone_and_of_connections() -> None:
     run = json.loads((earlier / f"dffke-0-{kept['commit']}.json").read_text())
     assert run["commit"] == kept["commit"]
     assert run["rounds_done"] == len(under["rounds_s"])
+
+
+def test_what_it_says_of_two_runs_of_dffke_at_once() -> None:
+    kept = json.loads((KEPT / "profile" / "dffke_resnet18_pair.json").read_text())
+    flat = " ".join((RESULTS / "speed.md").read_text().split())
+    seeds = kept["seeds"]
+    first = sorted(of["rounds_s"][0] for of in seeds.values())
+    later = [took for of in seeds.values() for took in of["rounds_s"][1:]]
+    assert {len(of["rounds_s"]) for of in seeds.values()} == {40}
+    minutes = {f"{sum(of['rounds_s']) / 60:.0f}" for of in seeds.values()}
+    assert minutes == {"28"}
+    assert all(
+        json.loads((STUDIES / "dffke" / "records" / "dffke_resnet18" / f"dffke-{seed}.json").read_text())["minutes"]
+        == pytest.approx(sum(of["rounds_s"]) / 60, abs=0.01)
+        for seed, of in seeds.items()
+    )
+    told = f"{kept['connections']} connections each, they took 28.2 minutes for 40 rounds** ({kept['commit']};"
+    assert told in flat
+    assert (
+        f"{first[0]:.0f} and {first[1]:.0f} s for the first round, {min(later):.1f} to {max(later):.1f} s for" in flat
+    )
+    mean = sum(later) / len(later)
+    alone = json.loads((KEPT / "profile" / "dffke_resnet18_alone.json").read_text())["without_service"]["rounds_s"][1:]
+    assert f"{mean:.1f} on average. So a round took {mean / 2:.1f} s for each, where one alone had taken" in flat
+    assert f"had taken {min(alone):.1f} to {max(alone):.1f} s." in flat
+    (gpu,), (host,) = ({of[part] for of in seeds.values()} for part in ("gpu_gb", "host_gb"))
+    assert f"Each had {gpu:.1f} GB of the GPU's memory and {host:.1f} GB of the host's at most." in flat
 
 
 def test_what_it_says_of_a_step_of_fedfree_s_networks() -> None:
