@@ -619,6 +619,40 @@ def test_the_picture_of_forty_rounds_shows_the_records(tmp_path):
     assert (RESULTS / "dffke_cifar10.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_forty_rounds_on_digits_in_two_precisions():
+    """The table, and that the exchange goes on in both; what the server saw is kept beside the records."""
+    text = (RESULTS / "dffke.md").read_text()
+    flat = " ".join(text.split())
+    names = ("float32", "bf16")
+    runs = [json.loads(of_study(f"records/dffke_digits_forty/{name}.json").read_text()) for name in names]
+    seen = json.loads(of_study("dffke_answers.json").read_text())
+    for name, run in zip(names, runs, strict=True):
+        setting = run["setting"]
+        assert (setting["precision"], setting["seed"], run["commit"]) == (name, 0, "bbdbcfcf")
+        assert (run["rounds_done"], run["versions"]["torch"][:4]) == (40, "2.13")
+        assert [row["round"] for row in seen[name]] == list(range(1, 41))
+    after, before = ([list(scores_of(run, point)) for run in runs] for point in ("exchanged", "trained"))
+    for t in (2, 10, 20, 30, 40):
+        cells = [str(t)]
+        for name, out, had in zip(names, after, before, strict=True):
+            common = [{row[0]: row[1] for row in of}[t] for of in (out, had)]
+            row = seen[name][t - 1]
+            cells += [f"{common[0]:.2f}", f"{common[1]:.2f}", f"{100 * row['said']:.1f}", f"{row['length']:.1f}"]
+            cells.append(f"{row['apart']:.2f}")
+        assert f"| {' | '.join(cells)} |" in text
+    late = [[row[1] for row in curve if row[0] >= 10] for curve in after]
+    ranges = [f"{min(of):.1f} to {max(of):.1f}" for of in late]
+    assert f"from round 10 on it leaves {ranges[0]} % in float32 and {ranges[1]} in 16 bits." in flat
+    assert min(map(min, late)) > max(max(row[1] for row in curve) for curve in before) - 1, "no break"
+    grown, spread = [], []
+    for name in names:
+        first, last = seen[name][0], seen[name][-1]
+        grown.append(f"{last['length'] / first['length']:.0f} times")
+        spread.append(f"from {100 * first['apart']:.0f} to {100 * last['apart']:.0f} %")
+    assert f"embeddings get {grown[0]} as long from round 1 to round 40, and their variance falls {spread[0]}" in flat
+    assert f"in 16 bits {grown[1]}, {spread[1]}." in flat
+
+
 def test_four_rivals_and_local_training():
     """Each figure of the first table from the records of three seeds, which the suite made."""
     text = (RESULTS / "dffke.md").read_text()

@@ -59,6 +59,7 @@ def flat(values, within=""):
     [
         ("dffke/dffke", "dffke_digits", True),
         ("dffke/dffke_authors_digits", "dffke_authors_digits", True),
+        ("dffke/dffke_digits_forty", "dffke_digits_forty", True),
         ("dffke/dffke_readings", "dffke_readings", False),
         ("dffke/dffke_seeds", "dffke_seeds", True),
         ("dfrd/dfrd_control", "dfrd_control", False),
