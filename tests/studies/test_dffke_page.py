@@ -530,7 +530,7 @@ def of_dffke_itself(seed):
 
 
 def test_dffke_itself_for_forty_rounds():
-    """The table and the sentences of the section, from the records of two seeds."""
+    """The table, the first screen and the sentences of the section, from the records of two seeds."""
     text = (RESULTS / "dffke.md").read_text()
     flat = " ".join(text.split())
     assert not list(STUDIES.glob("*/records/dffke_resnet18/dffke-2.json")), "write the row of three seeds"
@@ -541,69 +541,126 @@ def test_dffke_itself_for_forty_rounds():
             for which, row in (("best", best[seed][name]), ("last", of[name][-1])):
                 assert f"| {name}, {which} | {seed} | {row[1]:.2f} | {row[0]} | {row[3]:.2f} |" in text
     after, before = ([of[f"{when} the exchange"] for of in curves] for when in ("after", "before"))
-    top_0, top_1 = (of["after the exchange"][1] for of in best)
-    alone_0, alone_1 = (of["local training"][1] for of in best)
-    told = f"best round has {top_0:.2f} and {top_1:.2f}, where 43.21 is published and a client alone has"
-    ends = [curve[-1][1] for curve in after]
-    assert (
-        f"{told} {alone_0:.2f} and {alone_1:.2f}, and then the exchange breaks down, to {ends[0]:.2f} and "
-        f"{ends[1]:.2f} in the last round." in flat
+    top, alone, just = (
+        [of[name][1] for of in best] for name in ("after the exchange", "local training", "before the exchange")
     )
+    ends = [curve[-1][1] for curve in after]
     assert PUBLISHED["dffke"][0] == 43.21
-    gains, short = (top_0 - alone_0, top_1 - alone_1), (43.21 - top_0, 43.21 - top_1)
+    assert (
+        f"they have {top[0]:.2f} and {top[1]:.2f} in the best of 40 rounds, {just[0]:.2f} and {just[1]:.2f} just "
+        f"before an exchange, where 43.21 is published, and then the exchange breaks down, to {ends[0]:.2f} and "
+        f"{ends[1]:.2f}." in flat
+    )
+    gains, short = ([a - b for a, b in zip(top, alone, strict=True)], [43.21 - row for row in top])
     assert f"exchange is {gains[0]:.2f} and {gains[1]:.2f} points above local training's best*, and" in flat
     assert f"and {short[0]:.1f} and {short[1]:.1f} below the published 43.21." in flat
     low = sum(row[1] < 20 for curve in after for row in curve)
-    assert f"and {low} of the 40 tests lie below 20 %." in flat
+    assert (
+        f"the best test after the exchange lies {min(short):.1f} points below 43.21, and {low} of the 40 tests" in flat
+    )
+    early, late = ([now - row for now, row in zip(of, alone, strict=True)] for of in ([c[0][1] for c in before], just))
+    assert f"clients are {early[0]:.2f} and {early[1]:.2f} points above local training's best, and in their" in flat
     steady = [[row[1] for row in curve] for curve in before]
     assert (
-        f"clients of round 2 have {steady[0][0]:.2f} and {steady[1][0]:.2f}, and in all twenty tests "
-        f"{min(steady[0]):.2f} to {max(steady[0]):.2f} and {min(steady[1]):.2f} to {max(steady[1]):.2f}:" in flat
+        f"in their best rounds {late[0]:.2f} and {late[1]:.2f}. They stay there, at {min(steady[0]):.2f} to "
+        f"{max(steady[0]):.2f} and {min(steady[1]):.2f} to {max(steady[1]):.2f} in all twenty tests." in flat
     )
     at = [{row[0]: row[1] for row in curve} for curve in after]
     told = f"between rounds 8 and 10 ({at[1][8]:.2f} to {at[1][10]:.2f}), with seed 0 in two falls, after round 18"
-    falls = f"({at[0][18]:.2f} to {at[0][20]:.2f}) and after round 26 ({at[0][26]:.2f} to {at[0][28]:.2f})."
+    falls = f"({at[0][18]:.2f} to {at[0][20]:.2f}) and after round 24 ({at[0][24]:.2f} to {at[0][28]:.2f} in round 28)."
     assert f"{told} {falls}" in flat
     pairs = [list(zip(a, b, strict=True)) for a, b in zip(after, before, strict=True)]
-    broken = [(b, a) for seed, of in enumerate(pairs) for a, b in of if a[0] >= BREAKS[seed]]
-    lost, own = ([b[column] - a[column] for b, a in broken] for column in (1, 3))
+    broken, whole = (
+        [(b, a) for seed, of in enumerate(pairs) for a, b in of if (a[0] >= BREAKS[seed]) is late]
+        for late in (True, False)
+    )
+    (lost, own), (had, own_had) = (
+        [[b[column] - a[column] for b, a in of] for column in (1, 3)] for of in (broken, whole)
+    )
     assert f"From then on it takes {min(lost):.1f} to {max(lost):.1f} points off what clients had" in flat
-    assert f"and on their own classes {min(own):.0f} to {max(own):.0f}." in flat
-    whole = [b[1] - a[1] for seed, of in enumerate(pairs) for a, b in of if a[0] < BREAKS[seed]]
-    raised = [-points for points in whole if points < 0]
-    told = f"it lowered the common accuracy in {len(whole) - len(raised)} tests of {len(whole)} and raised it in"
+    assert (
+        f"loses*: {min(own_had):.0f} to {max(own_had):.0f} points up to the break, and {min(own):.0f} to {max(own):.0f}"
+        in flat
+    )
+    assert f"All 40 lose on own classes, {min(own + own_had):.0f} to {max(own + own_had):.0f} points." in flat
+    raised = [-points for points in had if points < 0]
+    told = f"it lowered the common accuracy in {len(had) - len(raised)} tests of {len(had)} and raised it in"
     assert f"{told} {len(raised)}, by {min(raised):.1f} to {max(raised):.1f} points." in flat
-    assert min(lost) > max(whole), "the break stands out: from then on each test lost more than any before"
-    first = [b[1] - a[1] for a, b in pairs[0][:5]]
-    assert f"({first[0]:.1f} points in round 2, {first[4]:.1f} in round 10); the rest turns that round." in flat
+    assert min(lost) > max(had), "the break stands out: from then on each test lost more than any before"
+    found = [b[1] for b, _ in broken]
+    assert f"finds the clients at {min(found):.1f} to {max(found):.1f} again right after local training." in flat
+    (low, high), (low_had, high_had) = (
+        (min(of), max(of)) for of in ([a[2] for _, a in some] for some in (broken, whole))
+    )
+    assert (
+        f"over clients is {low:.1f} to {high:.1f} points after the break, and {low_had:.1f} to {high_had:.1f}" in flat
+    )
     profile = json.loads((STUDIES / "speed" / "records" / "profile" / "dffke_resnet18_authors.json").read_text())
     assert f"up to {max(profile['rounds'][0]['local_epochs'])} epochs in the first round of a run of seed 0" in flat
-    colours = {run["hyper_parameters"]["colours"] for run in runs}
-    assert colours == {"torchvision"}
-    assert {f"one H200, {run['minutes']:.1f} minutes each" in flat for run in runs} == {True}
     up, down = ({run[key] for run in runs} for key in ("up_bytes", "down_bytes"))
-    assert f"{up.pop() / 1e9:.1f} GB up and {down.pop() / 1e9:.1f} GB down in 40 rounds." in flat
+    assert f"*Each run sends* {up.pop() / 1e9:.1f} GB up and {down.pop() / 1e9:.1f} GB down, all clients" in flat
     assert not up | down, "both seeds send as much"
 
 
-def test_older_runs_of_dffke_have_the_same_bits_or_lie_near():
+def test_how_dffke_itself_and_its_control_trained():
+    """What the section says of the runs: the settings of both, and in what they differ."""
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    (run, _), (second, _) = map(of_dffke_itself, (0, 1))
+    alone = json.loads(of_study("records/dffke_resnet18/local-0.json").read_text())
+    assert {f"one H200, {of['minutes']:.0f} minutes each (`records/" in flat for of in (run, second)} == {True}
+    assert f"minutes each (`records/dffke_resnet18`, commit {run['commit']}; local training {alone['commit']})" in flat
+    asked = ("model", "partition", "precision", "eval_every", "image_size", "clients")
+    assert [run["setting"][key] for key in asked] == ["resnet18", "dirichlet-filled:0.1", "bf16", 2, None, 10]
+    assert "Every second round was tested, in bf16." in flat
+    assert all(alone["setting"][key] == run["setting"][key] for key in (*asked, "rounds"))
+    ours, theirs = run["hyper_parameters"], alone["hyper_parameters"]
+    assert (ours["tau"], ours["stops"], theirs["E"]) == (0.98, "running", 1)
+    assert "clients train to an accuracy of 98 %, up to" in flat
+    assert "where local training has one epoch a round." in flat
+    assert f"(`{ours['colours']}` in DFFKE, `{theirs.get('colours', 'plain')}` there)" in flat
+    assert "Section 4.1 has at most 300 for all methods." in flat
+    assert "The author's public code has 30 to 40 for DFFKE" in flat
+
+
+def test_the_controls_of_the_exchange_change_what_they_are_named_after():
+    cells = {cell.label: cell for cell in read_suite(of_study("dffke_resnet18_controls.toml")).cells()}
+    (suite,) = [c for c in read_suite(of_study("dffke_resnet18.toml")).cells() if (c.method, c.seed) == ("dffke", 1)]
+    usual = suite.model_dump()
+    changes = {
+        label: {key: value for key, value in cell.model_dump().items() if value != usual[key]}
+        for label, cell in cells.items()
+    }
+    assert changes == {
+        "alone": {"label": "alone", "set": {"T_FKE": 0, "T_Tran": 0, "T_Dec": 0}},
+        "TF32": {"label": "TF32", "rounds": 12, "precision": "tf32"},
+        "no discrepancy": {"label": "no discrepancy", "rounds": 12, "set": {"md": "none", "md_of": "trained"}},
+        "docking layers rest": {"label": "docking layers rest", "rounds": 12, "set": {"dock": False}},
+        "no past rounds": {"label": "no past rounds", "rounds": 12, "set": {"R": 0}},
+    }
+
+
+def test_older_runs_of_dffke_have_the_same_figures_or_lie_near():
     flat = " ".join((RESULTS / "dffke.md").read_text().split())
     older = {path.stem: json.loads(path.read_text()) for path in of_study("records/dffke_resnet18_earlier").iterdir()}
     now = [json.loads(of_study(f"records/dffke_resnet18/dffke-{seed}.json").read_text()) for seed in (0, 1)]
     same = older.pop("dffke-0-cf163043")
     assert (same["commit"], same["rounds_done"], len(same["rounds"])) == ("cf163043", 11, 5)
     assert same["rounds"] == now[0]["rounds"][:5], "each figure that was kept"
-    assert "In each of the five tests that it had, a run of seed 0 of an older commit" in flat
+    assert "(cf163043), cut off after round 11, has the same means and deviations in all five tests" in flat
     assert {run["commit"] for run in older.values()} == {"8c0d7e50"}
+    tests = {run["setting"]["seed"]: len(run["rounds"]) for run in older.values()}
+    assert tests == {0: 3, 1: 1}, "in three tests of seed 0 and one of seed 1"
+    curves = {seed: dict(row[:2] for row in scores_of(run, "exchanged")) for seed, run in enumerate(now)}
     apart = [
-        abs(a[1] - b[1])
+        abs(row[1] - curves[run["setting"]["seed"]][row[0]])
         for run in older.values()
-        for a, b in zip(scores_of(run, "exchanged"), scores_of(now[run["setting"]["seed"]], "exchanged"), strict=False)
+        for row in scores_of(run, "exchanged")
     ]
-    assert f"(8c0d7e50) lie up to {max(apart):.1f} points beside them." in flat
+    assert f"Two of 8c0d7e50 lie up to {max(apart):.1f} points beside them after the exchange" in flat
 
 
-def test_the_picture_of_forty_rounds_shows_the_records(tmp_path):
+def test_the_picture_of_forty_rounds_shows_the_records(tmp_path, monkeypatch):
+    """Each curve in its panel, under its name and in a colour of its own, on one axis; `main` draws both seeds."""
     picture = script("dffke_rounds_picture")
     for seed in (0, 1):
         _, curves = of_dffke_itself(seed)
@@ -616,6 +673,15 @@ def test_the_picture_of_forty_rounds_shows_the_records(tmp_path):
     for seed, axis in enumerate(figure.axes):
         drawn = {line.get_label(): line.get_ydata().tolist() for line in axis.get_lines()}
         assert drawn == {name: [y for _, y in curve] for name, curve in picture.curves(seed).items()}
+        assert len({line.get_color() for line in axis.get_lines()}) == 3
+        assert axis.get_ylim() == figure.axes[0].get_ylim()
+    assert figure.axes[0].get_ylabel() == "common test set, %"
+    drawn = []
+    monkeypatch.setattr(picture, "OUT", tmp_path / "a.png")
+    monkeypatch.setattr(picture, "draw", lambda seeds: drawn.append(seeds) or figure)
+    picture.main()
+    assert drawn == [[0, 1]]
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
     assert (RESULTS / "dffke_cifar10.png").read_bytes().startswith(b"\x89PNG")
 
 

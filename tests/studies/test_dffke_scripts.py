@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 import torch
 from pages import script
@@ -94,6 +97,34 @@ def test_what_teachers_answer_is_counted_by_hand(monkeypatch):
     (plain,) = answers.figures(None)
     assert "missed" not in plain
     assert answers.lines([plain])[-1].endswith("| 0.500 | - |")
+
+
+def test_what_teachers_answer_is_kept_and_printed_by_the_name_of_the_run(tmp_path, monkeypatch, capsys):
+    answers = script("dffke_answers")
+    monkeypatch.setattr(answers, "figures", lambda run: [{"round": 3, "said": len(run.name) / 10}])
+    monkeypatch.setattr(sys, "argv", ["x", "some/first", "some/other-one", "--json", str(tmp_path / "kept.json")])
+    answers.main()
+    kept = json.loads((tmp_path / "kept.json").read_text())
+    assert kept == {"first": [{"round": 3, "said": 0.5}], "other-one": [{"round": 3, "said": 0.9}]}
+    told = capsys.readouterr().out
+    assert told.index("first:") < told.index("| 3 | 0.500 | - |") < told.index("other-one:")
+    monkeypatch.setattr(sys, "argv", ["x", "a/run", "b/run"])
+    with pytest.raises(SystemExit, match="Two run folders are named run"):
+        answers.main()
+
+
+def test_only_clients_that_answered_are_counted(monkeypatch):
+    """Client 1 sent embeddings and did not answer: length and variance are those of client 0's rows alone."""
+    answers = script("dffke_answers")
+    E = {0: torch.tensor([[1.0], [3.0]]), 1: torch.tensor([[100.0]])}
+
+    class Answer(dict):
+        message = "Answered"
+
+    told = {0: Answer(Y={1: torch.zeros(2, 2)})}
+    monkeypatch.setattr(answers, "by_round", lambda run: [(1, {0: torch.tensor([0, 1])}, told, {"E": E})])
+    (row,) = answers.figures(None)
+    assert (row["length"], row["apart"]) == (2.2361, 0.2)
 
 
 def test_what_teachers_answer_in_a_run(authors_run, dffke_run):

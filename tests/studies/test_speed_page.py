@@ -363,15 +363,15 @@ def test_what_it_says_of_two_runs_of_dffke_at_once() -> None:
         == pytest.approx(sum(of["rounds_s"]) / 60, abs=0.01)
         for seed, of in seeds.items()
     )
-    told = f"{kept['connections']} connections each, they took 28.2 minutes for 40 rounds** ({kept['commit']};"
+    told = f"{kept['connections']} connections each, they took 28 minutes** ({kept['commit']};"
     assert told in flat
     assert (
         f"{first[0]:.0f} and {first[1]:.0f} s for the first round, {min(later):.1f} to {max(later):.1f} s for" in flat
     )
     mean = sum(later) / len(later)
     alone = json.loads((KEPT / "profile" / "dffke_resnet18_alone.json").read_text())["without_service"]["rounds_s"][1:]
-    assert f"{mean:.1f} on average. So a round took {mean / 2:.1f} s for each, where one alone had taken" in flat
-    assert f"had taken {min(alone):.1f} to {max(alone):.1f} s." in flat
+    assert f"{mean:.1f} on average. That is {mean / 2:.1f} s a run; one alone, of an older commit, took" in flat
+    assert f"took {min(alone):.1f} to {max(alone):.1f} s for its second to fourth." in flat
     (gpu,), (host,) = ({of[part] for of in seeds.values()} for part in ("gpu_gb", "host_gb"))
     assert f"Each had {gpu:.1f} GB of the GPU's memory and {host:.1f} GB of the host's at most." in flat
 

@@ -10,13 +10,15 @@ server can tell these apart. In each round, over the rows of all clients:
 - length: the root mean square of the docked embeddings that are decoded;
 - apart: the variance of these embeddings over rows, as a share of their mean square. It is 0 if all rows are one point;
 - missed: the squared distance from these embeddings to those with which the teacher answers, over the variance. It is 1
-  for images that tell nothing of the embedding behind them but the mean. Only the preset `authors` sends these.
+  for images that tell nothing of the embedding behind them but the mean, and more for worse ones. Only the preset
+  `authors` sends these.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -84,6 +86,9 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+", help="run folders of dffke")
     parser.add_argument("--json", type=Path, help="where to keep the figures, by the name of the folder")
     given = parser.parse_args()
+    names = [run.name for run in given.runs]
+    if twice := [name for name in names if names.count(name) > 1]:
+        sys.exit(f"Two run folders are named {twice[0]}, and figures are kept by name. Rename one of them.")
     kept = {run.name: figures(run) for run in given.runs}
     if given.json:
         given.json.write_text(json.dumps(kept, indent=1) + "\n")

@@ -49,7 +49,7 @@ RUNS = """## Published figures beside ours
 
 **What these runs can show.** {whole} of the {tried} rows with runs have three seeds at a length that the paper states.
 {coded} more have three seeds at the length that its authors' public code states, where our copy of the paper gives none
-or only a limit. The others have one seed, fewer rounds, or a length that is ours. All are on an NVIDIA H200 that
+or only a limit. The others have fewer seeds, fewer rounds, or a length that is ours. All are on an NVIDIA H200 that
 several runs shared. No setting is the paper's in every respect (the column before the last), so no cell is "reproduced"
 in the sense of the papers' tables. Our figure is that of the round that is best on the test set, unless the row says
 that it is the last one's. An interval is Wilson's, for one model on 10,000 test records (95 %): it does not cover other
