@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -139,20 +139,43 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
     """Return every field's bytes over all rounds: what a round sends may depend on how many came before it."""
     total: dict[Key, int] = {}
     for t in range(1, setting.rounds + 1):
-        declared = method.traffic(dataclasses.replace(plan, t=t))
-        if declared is None:
+        sent = _of_round(method, plan, setting, t)
+        if sent is None:
             raise SettingError(
                 f"{setting.method} does not declare its traffic. Write its `traffic(plan)`, or measure a run."
             )
-        sizes, unknown = as_sent(method, setting.compress, declared)
-        if setting.aggregate == "secure":
-            now = dataclasses.replace(plan, t=t)
-            summed = in_sums(method, declared, planned_sums(method, declared, now, setting.threshold))
-            sizes = {key: as_size(size) for key, size in summed.items()}
+        sizes, unknown = sent
         at_most |= unknown
         for key, size in _counted(sizes, convention, len(plan.participants)).items():
             total[key] = total.get(key, 0) + size
     return total
+
+
+def payload_of_rounds(method: Method, plan: Plan, setting: Setting, rounds: Iterable[int]) -> int | None:
+    """Return the payload of these rounds in both directions, or None if the method does not declare its traffic."""
+    total = 0
+    for t in rounds:
+        sent = _of_round(method, plan, setting, t)
+        if sent is None:
+            return None
+        total += sum(size.payload for size in sent[0].values())
+    return total
+
+
+def _of_round(method: Method, plan: Plan, setting: Setting, t: int) -> tuple[dict[Key, Size], frozenset[Key]] | None:
+    """Return what round t sends, compressed and in sums as the setting says, and the fields that are upper bounds.
+
+    Return None if the method does not declare its traffic.
+    """
+    now = dataclasses.replace(plan, t=t)
+    declared = method.traffic(now)
+    if declared is None:
+        return None
+    sizes, unknown = as_sent(method, setting.compress, declared)
+    if setting.aggregate == "secure":
+        summed = in_sums(method, declared, planned_sums(method, declared, now, setting.threshold))
+        sizes = {key: as_size(size) for key, size in summed.items()}
+    return sizes, unknown
 
 
 def _counted(declared: Mapping[Key, Size | int], convention: str, participants: int) -> dict[Key, int]:

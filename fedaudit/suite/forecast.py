@@ -18,8 +18,7 @@ from fedaudit.errors import FedauditError, NotApplicable, RunError
 from fedaudit.runtime.applicability import inapplicable, released_kinds
 from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.plan import as_sent
-from fedaudit.runtime.planned_traffic import make_plan
+from fedaudit.runtime.planned_traffic import make_plan, payload_of_rounds
 from fedaudit.runtime.run_record import RunRecord, audit_seconds
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
@@ -263,11 +262,9 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
             return Forecast(cell, "will fail", None, None, str(e))
     behind = len(record.rounds) if record is not None else 0
     left = cell.setting.rounds - behind
-    declared = method.traffic(plans[0])
-    sizes = {} if declared is None else as_sent(method, cell.setting.compress, declared)[0]
-    sent = None if declared is None else left * sum(size.payload for size in sizes.values())
+    sent = payload_of_rounds(method, plans[0], cell.setting, range(behind + 1, cell.setting.rounds + 1))
     notes = [f"again: {cell.again}"] if cell.again else []
-    notes += [] if declared is not None else ["its traffic is not declared"]
+    notes += [] if sent is not None else ["its traffic is not declared"]
     seconds, note = _seconds(cell, record, left, pace)
     fresh = "again" if cell.again else "new"
     state = "attacks" if not left else f"{behind} of {cell.setting.rounds} rounds done" if behind else fresh

@@ -11,8 +11,10 @@ import pytest
 import reported
 import unequal
 
+from fedaudit import run
 from fedaudit.attack.attack_run import made
 from fedaudit.errors import NotApplicable, RunError
+from fedaudit.methods.datafree.dffke import DFFKE
 from fedaudit.runtime.attack_result import NotRun, results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
@@ -244,33 +246,32 @@ def test_which_results_of_an_earlier_audit_count(how, again, status, counts, sui
 
 
 def planned(monkeypatch, reason="", traffic=True, error=None):
-    """Let a method send 30 + 400 bytes a round by its first plan."""
-    sizes = {"up": SimpleNamespace(payload=30), "down": SimpleNamespace(payload=400)}
-    method = SimpleNamespace(traffic=lambda plan: f"declared for {plan}" if traffic else None)
+    """Let a method send 100 bytes in round 1, 200 in round 2, and so on, by its first plan."""
+    method = SimpleNamespace()
 
     def plans(setting):
         if error is not None:
             raise error
         return method, ["the first plan", "another"]
 
-    def sent(of, compress, declared):
-        assert (of, compress, declared) == (method, "int8", "declared for the first plan")
-        return sizes, "other"
+    def payload(of, plan, setting, rounds):
+        assert (of, plan, setting.rounds) == (method, "the first plan", 5)
+        return sum(100 * t for t in rounds) if traffic else None
 
     monkeypatch.setattr(forecast_module, "_plans", plans)
     monkeypatch.setattr(forecast_module, "released_kinds", lambda method, plans: (method, plans))
     monkeypatch.setattr(forecast_module, "inapplicable", lambda privacy, kinds: reason)
-    monkeypatch.setattr(forecast_module, "as_sent", sent)
+    monkeypatch.setattr(forecast_module, "payload_of_rounds", payload)
     monkeypatch.setattr(forecast_module, "_seconds", lambda cell, record, left, pace: (10.0 * left, f"{left} left"))
 
 
 @pytest.mark.parametrize(
     ("behind", "again", "state", "sent", "seconds", "note"),
     [
-        (None, None, "new", 5 * 430, 50.0, "5 left"),
-        (None, "other code", "again", 5 * 430, 50.0, "again: other code; 5 left"),
-        (0, None, "new", 5 * 430, 50.0, "5 left"),
-        (2, None, "2 of 5 rounds done", 3 * 430, 30.0, "3 left"),
+        (None, None, "new", 1500, 50.0, "5 left"),
+        (None, "other code", "again", 1500, 50.0, "again: other code; 5 left"),
+        (0, None, "new", 1500, 50.0, "5 left"),
+        (2, None, "2 of 5 rounds done", 300 + 400 + 500, 30.0, "3 left"),
         (5, "attacks changed: loss", "attacks", 0, 0.0, "again: attacks changed: loss; 0 left"),
     ],
 )
@@ -280,6 +281,29 @@ def test_what_is_forecast_of_one_cell(behind, again, state, sent, seconds, note,
     one.again = again
     record = None if behind is None else record_of(behind)
     assert forecast_module._forecast(one, record, Pace(), False) == Forecast(one, state, sent, seconds, note)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"method": "dffke", "preset": "authors", "rounds": 3, "set": {**DFFKE.quick, "R": "unlimited", "tau": "off"}},
+        {"method": "fedavg", "rounds": 2, "set": {"E": 1}, "aggregate": "secure"},
+    ],
+    ids=lambda more: more["method"],
+)
+def test_what_a_dry_run_says_is_sent_is_what_a_run_sends(more, tmp_path):
+    """DFFKE sends more in later rounds, which review earlier ones; secure sums send masks beside the updates."""
+    options = {"clients": 3, "model": "cnn_bn", "aux": 0.6, **more}
+    if more["method"] == "dffke":
+        options["set"] = {**options["set"], "E_local": 1, "crop": 1}
+    record = run(out=tmp_path / "run", **options)
+    sent = [of.up_payload + of.down_payload for of in record.rounds]
+    ahead = forecast_module._forecast(cell(record.setting), None, Pace(), False)
+    assert ahead.bytes == sum(sent)
+    behind = record.model_copy(update={"rounds": record.rounds[:1]})
+    assert forecast_module._forecast(cell(record.setting), behind, Pace(), False).bytes == sum(sent[1:])
+    if more["method"] == "dffke":
+        assert sent[0] < sent[1] < sent[2], "every round reviews one more"
 
 
 def test_what_is_forecast_of_a_cell_that_will_not_run(monkeypatch):
