@@ -171,12 +171,20 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
 
 def _expected_size(run: RunState) -> str:
     """Return in words what one round adds to the transcript at most: a broadcast is stored once, old model states
-    are dropped."""
-    declared = run.method.traffic(run.world.plan(1, participants_of(run.setting, 1)))
-    if declared is None:
-        return "what the method sends, which it does not declare"
-    sizes = as_sent(run.method, run.setting.compress, declared)[0].values()
-    return f"up to {bytes_text(sum(s.payload + s.buffers for s in sizes))} a round"
+    are dropped. Some methods send more in later rounds, so the first, the second and the last are looked at."""
+    most = 0
+    for t in (t for t in _telling_rounds(run.setting) if t <= max(run.setting.rounds, 1)):
+        declared = run.method.traffic(run.world.plan(t, participants_of(run.setting, t)))
+        if declared is None:
+            return "what the method sends, which it does not declare"
+        sizes = as_sent(run.method, run.setting.compress, declared)[0].values()
+        most = max(most, sum(s.payload + s.buffers for s in sizes))
+    return f"up to {bytes_text(most)} a round"
+
+
+def _telling_rounds(setting: Setting) -> list[int]:
+    """Return the rounds that tell what all of them send: some messages are sent in one of these only."""
+    return sorted({1, 2, max(setting.rounds, 1)})
 
 
 def check_records(run: RunState) -> None:
@@ -190,8 +198,7 @@ def check_records(run: RunState) -> None:
 
 def check_applicable(run: RunState) -> None:
     """Refuse a privacy setting that covers nothing that the method releases."""
-    first_and_last = {1, 2, max(run.setting.rounds, 1)}  # some messages are sent in one of these rounds only
-    plans = (run.world.plan(t, list(range(run.setting.clients))) for t in sorted(first_and_last))
+    plans = (run.world.plan(t, list(range(run.setting.clients))) for t in _telling_rounds(run.setting))
     if run.world.policies and (reason := inapplicable(run.setting.privacy, released_kinds(run.method, plans))):
         run.transcript.close()
         raise NotApplicable(f"{reason}.")

@@ -294,20 +294,26 @@ def test_a_policy_is_held_against_the_first_and_the_last_rounds(rounds, looked, 
 
 
 @pytest.mark.parametrize(
-    ("declared", "words"),
+    ("rounds", "declared", "asked", "words"),
     [
-        (None, "what the method sends, which it does not declare"),
-        ({("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, "up to 1.50 kB a round"),
+        (9, lambda t: None, [1], "what the method sends, which it does not declare"),
+        (9, lambda t: {("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, [1, 2, 9], "up to 1.50 kB a round"),
+        (9, lambda t: {("up", "a.b"): 1000 * t}, [1, 2, 9], "up to 9.00 kB a round"),
+        (9, lambda t: {("up", "a.b"): 4000 // t}, [1, 2, 9], "up to 4.00 kB a round"),
+        (9, lambda t: {("up", "a.b"): 5000 if t == 2 else 1}, [1, 2, 9], "up to 5.00 kB a round"),
+        (1, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB a round"),
+        (0, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB a round"),
     ],
 )
-def test_how_much_a_round_adds_to_the_transcript(declared, words, monkeypatch):
-    asked = []
+def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words, monkeypatch):
+    """The most of the first, the second and the last round."""
+    plans = []
     monkeypatch.setattr(run_opening, "participants_of", lambda setting, t: f"of round {t}")
-    method = SimpleNamespace(traffic=lambda plan: declared)
-    world = SimpleNamespace(plan=lambda t, who: asked.append((t, who)))
-    run = SimpleNamespace(method=method, world=world, setting=Setting.make())
+    method = SimpleNamespace(traffic=declared)
+    world = SimpleNamespace(plan=lambda t, who: plans.append((t, who)) or t)
+    run = SimpleNamespace(method=method, world=world, setting=Setting.make().model_copy(update={"rounds": rounds}))
     assert run_opening._expected_size(run) == words
-    assert asked == [(1, "of round 1")]
+    assert plans == [(t, f"of round {t}") for t in asked]
 
 
 @pytest.mark.parametrize("refuse_idle", [True, False])
