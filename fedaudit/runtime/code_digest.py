@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import csv
 import functools
 import hashlib
 import importlib.util
@@ -235,7 +236,23 @@ def _counts(name: str, own: bool) -> bool:
 
 
 def _is_library(path: Path) -> bool:
-    return "site-packages" in path.parts or Path(ast.__file__).parent in path.parents
+    """Return whether a module was installed, and is nobody's work on this run: Python's own, one in a usual folder of
+    packages, or one that pip put into any other folder from which modules are imported (`pip install --target`).
+    """
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or Path(ast.__file__).parent in path.parents:
+        return True
+    folders = {Path(entry).absolute() for entry in sys.path}
+    return any(path in _installed_in(folder) for folder in path.parents if folder in folders)
+
+
+@functools.lru_cache(maxsize=64)
+def _installed_in(folder: Path) -> frozenset[Path]:
+    """Return the files that pip noted when it put packages into a folder. What lies beside them is somebody's own."""
+    found = set()
+    for noted in folder.glob("*.dist-info/RECORD"):
+        with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), noted.open(newline="") as rows:
+            found |= {folder / row[0] for row in csv.reader(rows) if row}
+    return frozenset(found)
 
 
 def _beside(other: str, name: str) -> bool:

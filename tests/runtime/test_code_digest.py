@@ -359,6 +359,51 @@ def test_libraries_and_the_harness_are_not_the_code_of_a_result(project):
     assert not code_digest._counts("no_such_module", True)
 
 
+@pytest.fixture
+def installed_beside(tmp_path, monkeypatch):
+    """A folder into which pip put a package, with somebody's method and a helper of it."""
+    (tmp_path / "made_up_package").mkdir()
+    (tmp_path / "made_up_package" / "__init__.py").write_text("from made_up_package import base\n")
+    (tmp_path / "made_up_package" / "base.py").write_text("class Base: pass\n")
+    (tmp_path / "made_up_package-1.dist-info").mkdir()
+    (tmp_path / "made_up_package-1.dist-info" / "RECORD").write_text(
+        "made_up_package/__init__.py,sha256=x,1\nmade_up_package/base.py,sha256=x,1\n\n"
+    )
+    (tmp_path / "made_up_mine.py").write_text(
+        "import made_up_helper\nfrom made_up_package.base import Base\n\nclass M(Base): pass\n"
+    )
+    (tmp_path / "made_up_helper.py").write_text("x = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    code_digest._installed_in.cache_clear()
+    yield importlib.import_module("made_up_mine").M
+    for name in [name for name in sys.modules if name.startswith("made_up_")]:
+        del sys.modules[name]
+
+
+def test_what_pip_put_into_a_folder_is_a_library_and_what_lies_beside_it_is_not(installed_beside, tmp_path):
+    assert list(code_digest.sources([installed_beside])) == ["made_up_helper", "made_up_mine"]
+    assert code_digest._is_library(tmp_path / "made_up_package" / "base.py")
+    assert not code_digest._is_library(tmp_path / "made_up_package" / "added.py"), "pip did not put it there"
+
+
+def test_a_folder_from_which_nothing_is_imported_has_no_libraries(installed_beside, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry != str(tmp_path)])
+    assert not code_digest._is_library(tmp_path / "made_up_package" / "base.py")
+
+
+def test_a_list_of_files_that_cannot_be_read_names_none(tmp_path, monkeypatch):
+    for number, content in enumerate([b"\xff\xfe\n", b"a.py,,\n"]):
+        (tmp_path / f"p{number}.dist-info").mkdir()
+        (tmp_path / f"p{number}.dist-info" / "RECORD").write_bytes(content)
+    assert code_digest._installed_in(tmp_path) == {tmp_path / "a.py"}
+
+
+def test_folders_of_packages_hold_libraries_whatever_their_lists_say():
+    for name in ("site-packages", "dist-packages"):
+        assert code_digest._is_library(Path("/usr/lib/python3") / name / "pydantic" / "main.py")
+    assert not code_digest._is_library(Path("/home/somebody/packages/mine.py"))
+
+
 def test_what_lies_beside_a_module():
     beside = code_digest._beside
     assert beside("fedaudit.attacks.x", "fedaudit.methods.y")
