@@ -303,13 +303,17 @@ def _read(name: str, path: Path) -> tuple[str, list[str]]:
 
 
 def _text(node: Any) -> str:
-    """A syntax tree as text. What is empty is left out: later versions of Python have fields that earlier ones lack."""
+    """Return a syntax tree as text. What is empty is left out: later versions of Python have fields that earlier ones
+    lack, and the first ones of 3.12 end a format such as `:>{width}` with an empty text.
+    """
     if isinstance(node, ast.AST):
         parts = []
         for name in node._fields:
             value = getattr(node, name, None) if name != "ctx" else None  # it follows from the place
             if name == "body" and value and isinstance(node, _WITH_DOCSTRING):
                 value = _without_docstring(value)
+            if name == "values" and isinstance(node, ast.JoinedStr):
+                value = [part for part in node.values if not (isinstance(part, ast.Constant) and part.value == "")]
             if value is not None and value != []:
                 parts.append(f"{name}={_text(value)}")
         return f"{type(node).__name__}({','.join(parts)})"

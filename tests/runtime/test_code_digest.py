@@ -320,6 +320,20 @@ def test_a_run_of_another_scheme_goes_on_with_one_note_and_fresh_noise(tmp_path)
     assert json.loads((tmp_path / "checkpoint" / "HEAD.json").read_text())["attempt"] == attempt + 2
 
 
+def test_empty_texts_in_formats_do_not_count():
+    """The first versions of Python 3.12 put one behind a format that ends with a value; others do not."""
+    source = 'f"a{x!r:>{w}}b" + f"{x:{w}.{p}}{y}"'
+    plain, other = ast.parse(source), ast.parse(source)
+    for node in ast.walk(other):
+        if isinstance(node, ast.JoinedStr):
+            node.values.append(ast.Constant(""))
+    assert ast.dump(plain) != ast.dump(other)
+    assert code_digest._text(plain) == code_digest._text(other)
+    assert code_digest._text(plain) != code_digest._text(ast.parse(source.replace("b", "c")))
+    assert code_digest._text(ast.parse('x = ""')) != code_digest._text(ast.parse('x = "b"')), "other empty texts count"
+    assert code_digest._text(ast.parse('f(x, "")')) != code_digest._text(ast.parse("f(x)"))
+
+
 # --- which modules are the code of a result --------------------------------------------------------------------------
 
 
