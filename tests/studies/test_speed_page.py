@@ -374,6 +374,9 @@ def test_what_it_says_of_two_runs_of_dffke_at_once() -> None:
     assert f"took {min(alone):.1f} to {max(alone):.1f} s for its second to fourth." in flat
     (gpu,), (host,) = ({of[part] for of in seeds.values()} for part in ("gpu_gb", "host_gb"))
     assert f"Each had {gpu:.1f} GB of the GPU's memory and {host:.1f} GB of the host's at most." in flat
+    disk = kept["disk_gib"]
+    added = disk["used_at_the_end"] - disk["used_a_minute_after_the_start"]
+    assert f"Both together took {added} GiB of the disk," in flat
 
 
 def test_what_it_says_of_a_step_of_fedfree_s_networks() -> None:
