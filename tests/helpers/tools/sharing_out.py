@@ -28,7 +28,9 @@ TOGETHER = {
         "tests/verify/test_forgeries.py", "tests/verify/test_gates.py", "tests/verify/test_honest.py",
         "tests/verify/test_ledger.py", "tests/verify/test_transcripts.py", "tests/verify/test_code.py",
     ),
-    "dffke": ("tests/methods/test_dffke.py", "tests/studies/test_dffke_page.py"),
+    "dffke": (
+        "tests/methods/test_dffke.py", "tests/studies/test_dffke_page.py", "tests/studies/test_dffke_scripts.py",
+    ),
 }  # fmt: skip
 JOINED = {"nursery": "ray", "honest": "twins"}  # the scheduler's tests want both; one of the honest runs has a twin
 SECONDS = {
