@@ -635,6 +635,7 @@ def test_the_controls_of_the_exchange_change_what_they_are_named_after():
         "TF32": {"label": "TF32", "rounds": 12, "precision": "tf32"},
         "no discrepancy": {"label": "no discrepancy", "rounds": 12, "set": {"md": "none", "md_of": "trained"}},
         "docking layers rest": {"label": "docking layers rest", "rounds": 12, "set": {"dock": False}},
+        "docking anew": {"label": "docking anew", "rounds": 12, "set": {"dock": False, "fresh": True}},
         "no past rounds": {"label": "no past rounds", "rounds": 12, "set": {"R": 0}},
     }
 
@@ -717,6 +718,61 @@ def test_forty_rounds_on_digits_in_two_precisions():
         spread.append(f"from {100 * first['apart']:.0f} to {100 * last['apart']:.0f} %")
     assert f"embeddings get {grown[0]} as long from round 1 to round 40, and their variance falls {spread[0]}" in flat
     assert f"in 16 bits {grown[1]}, {spread[1]}." in flat
+
+
+def test_a_fiftieth_of_cifar10_in_three_settings():
+    """The table; how far the exchange rises and falls; how long the docked embeddings get beside it."""
+    text = (RESULTS / "dffke.md").read_text()
+    flat = " ".join(text.split())
+    names = ("as-it-is", "no-discrepancy", "docking-anew")
+    runs = {name: json.loads(of_study(f"records/dffke_cifar_small/{name}.json").read_text()) for name in names}
+    seen = json.loads(of_study("dffke_answers.json").read_text())
+    cells = {
+        cell.label: cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_cifar_small.toml")).cells()
+    }
+    for (name, run), label in zip(runs.items(), (None, "no discrepancy", "docking anew"), strict=True):
+        made = {key: value for key, value in run["setting"].items() if key not in ("engine", "label", "onednn")}
+        assert made == {key: cells[label][key] for key in made}
+        assert run["commit"] == "bbdbcfcf"
+        assert [row["round"] for row in seen[name]][: run["rounds_done"]] == list(range(1, run["rounds_done"] + 1))
+    after, before = (
+        {name: {row[0]: row[1] for row in scores_of(run, point)} for name, run in runs.items()}
+        for point in ("exchanged", "trained")
+    )
+    for t in (2, 8, 14, 20, 26, 32, 36, 40):
+        row = [str(t)]
+        for name in names:
+            if t not in after[name]:
+                row += ["-"] * 4
+                continue
+            of = seen[name][t - 1]
+            row += [f"{after[name][t]:.2f}", f"{before[name][t]:.2f}", f"{100 * of['said']:.1f}", f"{of['length']:.1f}"]
+        assert f"| {' | '.join(row)} |" in text
+    whole, plain, anew = names
+    top, last = ({name: pick(after[name]) for name in names} for pick in (lambda c: max(c, key=c.get), max))
+    fell = before[plain][last[plain]] - after[plain][last[plain]]
+    assert (
+        f"rises to {after[plain][top[plain]]:.2f} % in round {top[plain]} and falls to {after[plain][last[plain]]:.2f} "
+        f"in round {last[plain]}, {fell:.2f} points below what the clients had before it." in flat
+    )
+    apart = after[whole][last[whole]] - before[whole][last[whole]]
+    where = "above" if apart > 0 else "below"
+    assert (
+        f"As it is, it rises to {after[whole][top[whole]]:.2f} in round {top[whole]} and has "
+        f"{after[whole][last[whole]]:.2f} in round {last[whole]}, {abs(apart):.2f} {where} the clients before it."
+        in flat
+    )
+    lengths = {name: [row["length"] for row in seen[name]][: run["rounds_done"]] for name, run in runs.items()}
+    done = runs[anew]["rounds_done"]
+    assert (
+        f"from {lengths[plain][0]:.1f} to {lengths[plain][-1]:.0f} without the discrepancy and from "
+        f"{lengths[whole][0]:.1f} to {lengths[whole][-1]:.0f} as it is." in flat
+    )
+    assert (
+        f"begin anew they have {lengths[anew][-1]:.1f} after {done} rounds, where the row beside had "
+        f"{lengths[plain][done - 1]:.1f}; the exchange has {after[anew][last[anew]]:.2f} % in round {last[anew]}, "
+        f"where that row had {after[plain][last[anew]]:.2f}." in flat
+    )
 
 
 def test_four_rivals_and_local_training():
