@@ -286,6 +286,11 @@ def scores_of(run, point):
         yield row["round"], 100 * common["mean"], 100 * common["std"], 100 * own["mean"]
 
 
+def ends_by_the_authors_rule(curve):
+    """Return the first round whose accuracy lies more than 8 points below the best one so far, or None."""
+    return next((row[0] for n, row in enumerate(curve) if max(r[1] for r in curve[: n + 1]) - row[1] > 8), None)
+
+
 def paired(values):
     """Return the mean of three differences with Student's 95 % interval."""
     mean, half = fmean(values), 4.302653 * stdev(values) / 3**0.5
@@ -569,6 +574,9 @@ def test_dffke_itself_for_forty_rounds():
     told = f"between rounds 8 and 10 ({at[1][8]:.2f} to {at[1][10]:.2f}), with seed 0 in two falls, after round 18"
     falls = f"({at[0][18]:.2f} to {at[0][20]:.2f}) and after round 24 ({at[0][24]:.2f} to {at[0][28]:.2f} in round 28)."
     assert f"{told} {falls}" in flat
+    stops = [ends_by_the_authors_rule(curve) for curve in after]
+    assert f"after round {stops[0]} with seed 0 and after round {stops[1]} with seed 1." in flat
+    assert all(max(c, key=lambda row: row[1])[0] < stop for c, stop in zip(after, stops, strict=True)), "best before"
     pairs = [list(zip(a, b, strict=True)) for a, b in zip(after, before, strict=True)]
     broken, whole = (
         [(b, a) for seed, of in enumerate(pairs) for a, b in of if (a[0] >= BREAKS[seed]) is late]
