@@ -1,0 +1,145 @@
+"""The script that runs the code of DFFKE's author for many rounds: what it changes there, and what it measures."""
+
+from __future__ import annotations
+
+import os
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pages import of_study, script_in_place
+from torch import nn
+
+from fedaudit.suite.suite_file import read_suite
+
+UTILS = '''
+def run_one_epoch(net, loader, optimizer=None, device="cpu"):
+    seen.append((net, optimizer is not None))
+    return 0.0, net.accuracy
+
+def local_align_clients(clients, optimizers, train_loaders, passing_acc, test_loader=None, device="cpu"):
+    assert test_loader is None, "a test in each epoch takes most of the time"
+    for net, loader in zip(clients, train_loaders):
+        while run_one_epoch(net, loader, optimizers[0], device)[1] <= 100 * passing_acc:
+            pass
+'''  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def rounds_script():
+    with script_in_place("dffke_rounds") as module:
+        yield module
+
+
+class Client(nn.Module):
+    def __init__(self, accuracy):
+        super().__init__()
+        self.accuracy = accuracy
+
+
+@pytest.fixture
+def played(rounds_script):
+    """Return the script's rounds over a stand-in for the code, whose every answer is known, and what it called."""
+    utils = types.ModuleType("utils")
+    exec(UTILS, vars(utils))
+    utils.seen = seen = []
+    docked = [np.float32([[1, 2], [3, 2]]), np.float32([[1, 2], [3, 2]])]
+    answers = [([[0.9, 0.1], [0.2, 0.8]], [0, 1]), ([[0.3, 0.7], [0.6, 0.4]], [0, 0])]
+    loaders = [types.SimpleNamespace(dataset=types.SimpleNamespace(emb=e)) for e in docked]
+    sets = [types.SimpleNamespace(logit=np.array(p), target=np.array(y)) for p, y in answers]
+    theirs = types.SimpleNamespace(
+        local_to_generator=lambda *_, **__: loaders, generator_to_local=lambda *_, **__: sets
+    )
+    code = types.SimpleNamespace(utils=utils, theirs=theirs)
+    setting, method = types.SimpleNamespace(rounds=3), types.SimpleNamespace(E_local=4)
+    return rounds_script.Rounds(code, setting, method, test=[]), seen
+
+
+def test_local_training_ends_after_the_row_s_epochs(played):
+    """One client never passes and has four epochs, the other passes at once."""
+    rounds, seen = played
+    slow, quick = Client(50.0), Client(99.0)
+    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98, test_loader="all")
+    trained = [net for net, training in seen if training]
+    assert (trained.count(slow), trained.count(quick)) == (4, 1)
+    seen.clear()
+    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98)
+    assert sum(training for _, training in seen) == 5, "epochs are counted anew in each round"
+
+
+def test_rounds_are_tested_every_second_time_before_and_after(played):
+    """Accuracies 40 before and 60 after an exchange; the last round is tested, whatever its number."""
+    rounds, _ = played
+    client = Client(40.0)
+    kept = []
+    rounds.keep = lambda rows: kept.append(len(rows))
+    for _ in range(3):
+        client.accuracy = 40.0
+        rounds.align([client], ["Adam"], train_loaders=[0], passing_acc=0.98)
+        rounds.docked()
+        client.accuracy = 60.0
+        rounds.exchange(clients=[client])
+    assert [(row.round, row.before, row.after) for row in rounds.rows] == [
+        (1, None, None),
+        (2, 40.0, 60.0),
+        (3, 40.0, 60.0),
+    ]
+    assert kept == [1, 2, 3]
+
+
+def test_what_is_measured_of_embeddings_and_answers(played):
+    """Rows (1, 2) and (3, 2), twice: mean square (1 + 4 + 9 + 4) / 4 = 4.5; variance 1 of 9. Three of four answers are
+    right, their largest probabilities 0.9, 0.8, 0.7 and 0.6."""
+    rounds, _ = played
+    rounds.docked()
+    rounds.exchange(clients=[Client(1.0)])
+    (row,) = rounds.rows
+    assert row.length == pytest.approx(4.5**0.5)
+    assert row.apart == pytest.approx(1 / 9)
+    assert (row.said, row.sure) == (0.75, pytest.approx(0.75))
+
+
+def test_where_the_code_would_have_ended(rounds_script):
+    """More than 8 points below the best test so far; rounds that were not tested do not count."""
+
+    def rows(*accuracies):
+        return [rounds_script.Row(t, 1.0, 1.0, after=a) for t, a in enumerate(accuracies, 1)]
+
+    assert rounds_script.ended(rows(20.0, 30.0, 22.0, 21.9, 50.0)) == 4
+    assert rounds_script.ended(rows(None, 30.0, None, 22.0)) is None
+    assert rounds_script.ended([]) is None
+
+
+def test_the_extra_student_has_a_gradient_and_no_effect(rounds_script):
+    student = rounds_script.PureStudent(5, 3)
+    e, y = student(torch.ones(4, 3, 8, 8), use_docking=True)
+    assert (e.shape, y.shape) == ((4, 5), (4, 3))
+    (e.sum() + y.sum()).backward()
+    assert all(p.grad is not None for p in student.parameters())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    "FEDAUDIT_DFFKE" not in os.environ, reason="no checkout: set FEDAUDIT_DFFKE to one of HaowenGuan/DFFKE"
+)
+def test_the_code_begins_as_fedaudit_does(rounds_script, monkeypatch):
+    """On standardised images the code's clients say what fedaudit's say on their own, and their docking is one draw."""
+    from fedaudit import Setting
+    from fedaudit.runtime.world import World
+
+    first = read_suite(of_study("dffke_cifar_small.toml")).cells()[0]
+    values = {**first.model_dump(), "dataset": "digits", "aux": 0.5, "partition": "iid", "clients": 2}
+    world = World(Setting.make(**values))
+    code = rounds_script.Code(Path(os.environ["FEDAUDIT_DFFKE"]))
+    with code.imported():
+        torch.set_default_dtype(torch.float32)
+        made = rounds_script.clients_of(code, world, 2)
+        x = world.members(0)[0][:5]
+        for k in range(2):
+            ours = world.fresh_model(k).eval()
+            h, y = made[k].eval()(x)
+            torch.testing.assert_close(y, ours(x))
+            torch.testing.assert_close(h, ours.encode(x))
+        assert torch.equal(made[0].docking.weight, made[1].docking.weight)
