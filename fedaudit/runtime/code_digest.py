@@ -241,17 +241,30 @@ def _is_library(path: Path) -> bool:
     """
     if not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or Path(ast.__file__).parent in path.parents:
         return True
-    folders = {Path(entry).absolute() for entry in sys.path}
-    return any(path in _installed_in(folder) for folder in path.parents if folder in folders)
+    folders = {Path(entry).absolute() for entry in sys.path if isinstance(entry, str)}
+    return any(path in _installed_in(folder, _changed(folder)) for folder in path.parents if folder in folders)
+
+
+def _changed(folder: Path) -> int:
+    """Return when anything was last put into a folder or taken away, in nanoseconds; 0 if there is no such folder."""
+    try:
+        return folder.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 @functools.lru_cache(maxsize=64)
-def _installed_in(folder: Path) -> frozenset[Path]:
-    """Return the files that pip noted when it put packages into a folder. What lies beside them is somebody's own."""
+def _installed_in(folder: Path, changed: int) -> frozenset[Path]:
+    """Return the modules that pip noted when it put packages into a folder, which was last changed then. What lies
+    beside them is somebody's own.
+    """
     found = set()
     for noted in folder.glob("*.dist-info/RECORD"):
-        with contextlib.suppress(OSError, UnicodeDecodeError, csv.Error), noted.open(newline="") as rows:
-            found |= {folder / row[0] for row in csv.reader(rows) if row}
+        with (
+            contextlib.suppress(OSError, UnicodeDecodeError, csv.Error),
+            noted.open(newline="", encoding="utf-8") as rows,
+        ):
+            found |= {folder / row[0] for row in csv.reader(rows) if row and row[0].endswith(".py")}
     return frozenset(found)
 
 

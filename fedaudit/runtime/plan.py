@@ -133,6 +133,20 @@ def compressed(
     return sizes, frozenset(unknown)
 
 
+def sent_in_round(method: Method, plan: Plan, setting: Setting) -> tuple[dict[Key, Size], frozenset[Key]] | None:
+    """Return what a planned round sends, compressed and in sums as the setting says, and the fields that are upper
+    bounds. Return None if the method does not declare its traffic.
+    """
+    declared = method.traffic(plan)
+    if declared is None:
+        return None
+    sizes, unknown = as_sent(method, setting.compress, declared)
+    if setting.aggregate == "secure":
+        summed = in_sums(method, declared, planned_sums(method, declared, plan, setting.threshold))
+        sizes = {key: as_size(size) for key, size in summed.items()}
+    return sizes, unknown
+
+
 def unplanned(
     method: Method, stage: Stage, declared: Mapping[Key, Size | int], measured: Mapping[Key, Size]
 ) -> Iterator[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
 from fedaudit.errors import NotApplicable, SettingError, unknown
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.plan import as_sent, in_sums, plan_of, planned_sums
+from fedaudit.runtime.plan import plan_of, sent_in_round
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
 from fedaudit.training import models, own_model
@@ -27,6 +27,7 @@ from fedaudit.wire.message import FRAME, Part, Size, as_size, model_size
 from fedaudit.wire.traffic import Key, Plan
 
 CONVENTIONS = ("payload", "wire")
+HEAD = 16  # rounds that are computed one by one before any is taken to follow from others
 
 
 def make_plan(setting: Setting) -> tuple[Method, Plan]:
@@ -139,7 +140,7 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
     """Return every field's bytes over all rounds: what a round sends may depend on how many came before it."""
     total: dict[Key, int] = {}
     for t in range(1, setting.rounds + 1):
-        sent = _of_round(method, plan, setting, t)
+        sent = sent_in_round(method, dataclasses.replace(plan, t=t), setting)
         if sent is None:
             raise SettingError(
                 f"{setting.method} does not declare its traffic. Write its `traffic(plan)`, or measure a run."
@@ -151,31 +152,41 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
     return total
 
 
-def payload_of_rounds(method: Method, plan: Plan, setting: Setting, rounds: Iterable[int]) -> int | None:
-    """Return the payload of these rounds in both directions, or None if the method does not declare its traffic."""
-    total = 0
-    for t in rounds:
-        sent = _of_round(method, plan, setting, t)
-        if sent is None:
-            return None
-        total += sum(size.payload for size in sent[0].values())
-    return total
+def payload_of_rounds(method: Method, plan: Plan, setting: Setting, rounds: range) -> int | None:
+    """Return the payload of these rounds in both directions, or None if the method does not declare its traffic.
 
-
-def _of_round(method: Method, plan: Plan, setting: Setting, t: int) -> tuple[dict[Key, Size], frozenset[Key]] | None:
-    """Return what round t sends, compressed and in sums as the setting says, and the fields that are upper bounds.
-
-    Return None if the method does not declare its traffic.
+    Of many rounds the first ones are computed. If their sizes only grow, or stay, so do those of the others, we take
+    it, and what lies between two rounds on one line with the middle is not computed.
     """
-    now = dataclasses.replace(plan, t=t)
-    declared = method.traffic(now)
-    if declared is None:
+
+    @functools.cache
+    def payload(t: int) -> int:
+        sent = sent_in_round(method, dataclasses.replace(plan, t=t), setting)
+        if sent is None:
+            raise _Undeclared
+        return sum(size.payload for size in sent[0].values())
+
+    def line(first: int, last: int) -> int:
+        if last - first < 2:
+            return sum(payload(t) for t in range(first, last + 1))
+        middle = (first + last) // 2
+        rise = payload(last) - payload(first)
+        if (payload(middle) - payload(first)) * (last - first) == rise * (middle - first):
+            return (last - first + 1) * (payload(first) + payload(last)) // 2
+        return line(first, middle) + line(middle + 1, last)
+
+    try:
+        head = [payload(t) for t in rounds[:HEAD]]
+        rest = rounds[HEAD:]
+        if head != sorted(head):
+            return sum(map(payload, rounds))
+        return sum(head) + (line(rest[0], rest[-1]) if rest else 0)
+    except _Undeclared:
         return None
-    sizes, unknown = as_sent(method, setting.compress, declared)
-    if setting.aggregate == "secure":
-        summed = in_sums(method, declared, planned_sums(method, declared, now, setting.threshold))
-        sizes = {key: as_size(size) for key, size in summed.items()}
-    return sizes, unknown
+
+
+class _Undeclared(Exception):
+    """The method does not declare its traffic."""
 
 
 def _counted(declared: Mapping[Key, Size | int], convention: str, participants: int) -> dict[Key, int]:

@@ -24,7 +24,7 @@ from fedaudit.runtime.declarations.twins import Twins
 from fedaudit.runtime.folder import rounding
 from fedaudit.runtime.lockstep import beside
 from fedaudit.runtime.meter import Timings
-from fedaudit.runtime.plan import as_sent
+from fedaudit.runtime.plan import sent_in_round
 from fedaudit.runtime.run_commit import commit
 from fedaudit.runtime.run_record import (
     DataFacts,
@@ -171,20 +171,21 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
 
 def _expected_size(run: RunState) -> str:
     """Return in words what one round adds to the transcript at most: a broadcast is stored once, old model states
-    are dropped. Some methods send more in later rounds, so the first, the second and the last are looked at."""
-    most = 0
-    for t in (t for t in _telling_rounds(run.setting) if t <= max(run.setting.rounds, 1)):
-        declared = run.method.traffic(run.world.plan(t, participants_of(run.setting, t)))
-        if declared is None:
+    are dropped. Some methods send more in later rounds, so the first, the second and the last are looked at, and
+    where the number of clients is drawn, the round with the most."""
+    setting, most = run.setting, 0
+    last = max(setting.rounds, 1)
+    drawn = {t: participants_of(setting, t) for t in (range(1, last + 1) if setting.sampling == "poisson" else ())}
+    largest = max(drawn, key=lambda t: len(drawn[t]), default=1)
+    for t in sorted({1, min(2, last), last, largest}):
+        participants = drawn[t] if drawn else participants_of(setting, t)
+        if len(participants) < (2 if setting.aggregate == "secure" else 1):
+            continue  # nobody is asked, and there is no sum of one client
+        sent = sent_in_round(run.method, run.world.plan(t, participants), setting)
+        if sent is None:
             return "what the method sends, which it does not declare"
-        sizes = as_sent(run.method, run.setting.compress, declared)[0].values()
-        most = max(most, sum(s.payload + s.buffers for s in sizes))
+        most = max(most, sum(s.payload + s.buffers + s.header for s in sent[0].values()))
     return f"up to {bytes_text(most)} a round"
-
-
-def _telling_rounds(setting: Setting) -> list[int]:
-    """Return the rounds that tell what all of them send: some messages are sent in one of these only."""
-    return sorted({1, 2, max(setting.rounds, 1)})
 
 
 def check_records(run: RunState) -> None:
@@ -198,7 +199,8 @@ def check_records(run: RunState) -> None:
 
 def check_applicable(run: RunState) -> None:
     """Refuse a privacy setting that covers nothing that the method releases."""
-    plans = (run.world.plan(t, list(range(run.setting.clients))) for t in _telling_rounds(run.setting))
+    first_and_last = {1, 2, max(run.setting.rounds, 1)}  # some messages are sent in one of these rounds only
+    plans = (run.world.plan(t, list(range(run.setting.clients))) for t in sorted(first_and_last))
     if run.world.policies and (reason := inapplicable(run.setting.privacy, released_kinds(run.method, plans))):
         run.transcript.close()
         raise NotApplicable(f"{reason}.")

@@ -262,7 +262,10 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
             return Forecast(cell, "will fail", None, None, str(e))
     behind = len(record.rounds) if record is not None else 0
     left = cell.setting.rounds - behind
-    sent = payload_of_rounds(method, plans[0], cell.setting, range(behind + 1, cell.setting.rounds + 1))
+    try:
+        sent = payload_of_rounds(method, plans[0], cell.setting, range(behind + 1, cell.setting.rounds + 1))
+    except FedauditError as e:  # a sum of one client, for example
+        return Forecast(cell, "will fail", None, None, str(e))
     notes = [f"again: {cell.again}"] if cell.again else []
     notes += [] if sent is not None else ["its traffic is not declared"]
     seconds, note = _seconds(cell, record, left, pace)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -409,7 +411,66 @@ def test_a_list_of_files_that_cannot_be_read_names_none(tmp_path, monkeypatch):
     for number, content in enumerate([b"\xff\xfe\n", b"a.py,,\n"]):
         (tmp_path / f"p{number}.dist-info").mkdir()
         (tmp_path / f"p{number}.dist-info" / "RECORD").write_bytes(content)
-    assert code_digest._installed_in(tmp_path) == {tmp_path / "a.py"}
+    assert code_digest._installed_in(tmp_path, 0) == {tmp_path / "a.py"}
+
+
+def put_by_pip(folder, name, *more):
+    """Put a module into a folder as pip does, with a list of files."""
+    (folder / f"{name}-1.dist-info").mkdir(parents=True)
+    (folder / f"{name}-1.dist-info" / "RECORD").write_text("".join(f"{row},,\n" for row in (f"{name}.py", *more)))
+    (folder / f"{name}.py").write_text("")
+    return folder / f"{name}.py"
+
+
+def test_folders_on_the_path_may_be_relative_or_links_or_no_text(tmp_path, monkeypatch):
+    """What is no text is passed over, as an import does."""
+    monkeypatch.chdir(tmp_path)
+    found = put_by_pip(tmp_path / "lib", "made_up_a", "made_up_b/c/d.py", "made_up_b/data.txt")
+    monkeypatch.setattr(sys, "path", [None, "lib", 7, *sys.path])
+    assert code_digest._is_library(found)
+    assert code_digest._is_library(tmp_path / "lib" / "made_up_b" / "c" / "d.py"), "in a package of a package"
+    (tmp_path / "link").symlink_to(tmp_path / "lib")
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "link"), str(tmp_path / "gone")])
+    assert code_digest._is_library(tmp_path / "link" / "made_up_a.py")
+    assert not code_digest._is_library(tmp_path / "gone" / "made_up_a.py")
+
+
+def test_every_package_of_a_folder_is_a_library(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    paths = [put_by_pip(tmp_path, f"made_up_{i}") for i in range(3)]
+    assert all(map(code_digest._is_library, paths))
+
+
+def test_what_pip_put_there_meanwhile_is_a_library(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert code_digest._is_library(put_by_pip(tmp_path, "made_up_first"))
+    later = put_by_pip(tmp_path, "made_up_later")
+    os.utime(tmp_path, ns=(1, 1))  # clocks of file systems are coarse
+    assert code_digest._is_library(later)
+
+
+def test_only_lists_of_pip_count(tmp_path):
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "RECORD").write_text("mine.py,,\n")
+    assert code_digest._installed_in(tmp_path, 0) == frozenset()
+
+
+def test_a_list_that_is_no_file_or_no_table_names_none(tmp_path):
+    (tmp_path / "p0.dist-info" / "RECORD").mkdir(parents=True)
+    (tmp_path / "p1.dist-info").mkdir()
+    (tmp_path / "p1.dist-info" / "RECORD").write_text("x" * (csv.field_size_limit() + 1))
+    assert code_digest._installed_in(tmp_path, 0) == frozenset()
+
+
+def test_a_module_of_one_file_that_pip_put_beside_a_method_is_a_library(installed_beside, tmp_path):
+    (tmp_path / "made_up_package-1.dist-info" / "RECORD").write_text("made_up_helper.py,,\n")
+    code_digest._installed_in.cache_clear()
+    assert "made_up_helper" not in code_digest.sources([installed_beside])
+
+
+def test_empty_texts_elsewhere_count():
+    assert digest('{"a": "", "b": c}') != digest('{"a": c, "b": ""}')
+    assert digest('x or y or ""') != digest("x or y")
 
 
 def test_folders_of_packages_hold_libraries_whatever_their_lists_say():

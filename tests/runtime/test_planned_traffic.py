@@ -17,11 +17,12 @@ import torch
 from scipy.stats import chi2
 
 from fedaudit.errors import SettingError
+from fedaudit.runtime import plan as plan_module
 from fedaudit.runtime import planned_traffic
 from fedaudit.runtime.planned_traffic import make_plan, plan_traffic
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
-from fedaudit.wire.message import FRAME, Size
+from fedaudit.wire.message import FRAME, Size, as_size
 
 DATA = {"CIFAR-10": "cifar10", "CIFAR-100": "cifar100", "FMNIST": "fashion-mnist"}
 # FedZGE uses FedFTG and DFRD "as data-free methods" and bills the global model to each client in each round.
@@ -409,8 +410,8 @@ def planned_by(monkeypatch, traffic, **setting):
     plan = make_plan(Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67))[1]
     method = SimpleNamespace(traffic=traffic)
     monkeypatch.setattr(planned_traffic, "make_plan", lambda setting: (method, plan))
-    monkeypatch.setattr(planned_traffic, "as_sent", lambda method, compress, declared: (
-        declared, {("up", "A.x")} if compress else set()))  # fmt: skip
+    monkeypatch.setattr(plan_module, "as_sent", lambda method, compress, declared: (
+        {key: as_size(size) for key, size in declared.items()}, {("up", "A.x")} if compress else set()))  # fmt: skip
     return Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67, **setting)
 
 
@@ -465,8 +466,8 @@ def test_in_secure_sums_what_is_sent_is_that_of_the_sums(monkeypatch):
     asked = []
     setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): 5}, rounds=2)
     secure = setting.model_copy(update={"aggregate": "secure", "threshold": 0.5})
-    monkeypatch.setattr(planned_traffic, "planned_sums", lambda method, declared, plan, threshold: (plan.t, threshold))
-    monkeypatch.setattr(planned_traffic, "in_sums", lambda method, declared, sums: asked.append((declared, sums)) or {
+    monkeypatch.setattr(plan_module, "planned_sums", lambda method, declared, plan, threshold: (plan.t, threshold))
+    monkeypatch.setattr(plan_module, "in_sums", lambda method, declared, sums: asked.append((declared, sums)) or {
         ("up", "A.x"): 100 * sums[0], ("down", "S.k"): Size(3)})  # fmt: skip
     assert planned_traffic._over_rounds(*planned_traffic.make_plan(secure), secure, "payload", set()) == {
         ("up", "A.x"): 300, ("down", "S.k"): 6,
@@ -475,6 +476,47 @@ def test_in_secure_sums_what_is_sent_is_that_of_the_sums(monkeypatch):
     silent = planned_by(monkeypatch, lambda plan: None, rounds=1)
     with pytest.raises(SettingError, match="fedavg does not declare its traffic"):
         plan_traffic(silent)
+
+
+def payload_by(sizes, rounds, monkeypatch):
+    """Return the payload of rounds of a method that sends sizes(t) up, and the rounds that were computed."""
+    asked = []
+    setting = planned_by(monkeypatch, lambda plan: asked.append(plan.t) or {("up", "A.x"): sizes(plan.t)}, rounds=500)
+    return planned_traffic.payload_of_rounds(*planned_traffic.make_plan(setting), setting, rounds), asked
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        lambda t: 7,
+        lambda t: 3 * t,
+        lambda t: 5 * min(t, 230) + 2,
+        lambda t: 10 if t < 333 else 11,
+        lambda t: 10 + 90 * (t % 5 == 0),
+        lambda t: 100 - t % 2,
+    ],
+    ids=["equal", "growing", "growing for a while", "one more at last", "a peak now and then", "every other one less"],
+)
+@pytest.mark.parametrize("rounds", [range(1, 501), range(38, 501), range(1, 18), range(499, 501)], ids=str)
+def test_the_payload_of_rounds_is_the_sum_of_all(sizes, rounds, monkeypatch):
+    total, asked = payload_by(sizes, rounds, monkeypatch)
+    assert total == sum(map(sizes, rounds))
+    assert len(asked) == len(set(asked)), "no round is computed twice"
+
+
+def test_few_rounds_are_computed_where_all_are_alike(monkeypatch):
+    """A forecast of a large suite would take minutes: sixteen, and the ends and the middle of the others."""
+    _, asked = payload_by(lambda t: 7, range(1, 501), monkeypatch)
+    assert sorted(asked) == [*range(1, 18), 258, 500]
+    _, asked = payload_by(lambda t: 5 * min(t, 230), range(1, 501), monkeypatch)
+    assert len(asked) < 50
+
+
+def test_the_payload_of_rounds_is_none_where_nothing_is_declared(monkeypatch):
+    setting = planned_by(monkeypatch, lambda plan: None, rounds=5)
+    of = planned_traffic.make_plan(setting)
+    assert planned_traffic.payload_of_rounds(*of, setting, range(1, 3)) is None
+    assert planned_traffic.payload_of_rounds(*of, setting, range(6, 6)) == 0, "no round is left"
 
 
 def test_a_drawn_partition_counts_the_records_of_those_who_take_part(monkeypatch):

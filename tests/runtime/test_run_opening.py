@@ -10,6 +10,7 @@ import torch
 from fedaudit.errors import NotApplicable, SettingError
 from fedaudit.privacy.noise_key import FILE, SIZE, write_secret
 from fedaudit.privacy.policy import Policy
+from fedaudit.runtime import plan as plan_module
 from fedaudit.runtime import run_opening
 from fedaudit.runtime.run_opening import _secret, data_facts, model_facts
 from fedaudit.runtime.run_record import TwinFacts
@@ -314,6 +315,42 @@ def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words,
     run = SimpleNamespace(method=method, world=world, setting=Setting.make().model_copy(update={"rounds": rounds}))
     assert run_opening._expected_size(run) == words
     assert plans == [(t, f"of round {t}") for t in asked]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [({"compress": "int8"}, "up to 250 B a round"), ({"aggregate": "secure"}, "up to 70 B a round"),
+     ({}, "up to 1.00 kB a round")],
+)  # fmt: skip
+def test_how_much_a_compressed_or_summed_round_adds(values, words, monkeypatch):
+    """The size of a stage's own making; a secure sum's masks and shares in place of the replies."""
+    declared = {("up", "a.b"): Size(1000)}
+    monkeypatch.setattr(run_opening, "participants_of", lambda setting, t: [0, 1])
+    small = {"int8": {("up", "a.b"): Size(250)}}
+    monkeypatch.setattr(plan_module, "as_sent", lambda method, stage, sizes: (small.get(stage, sizes), frozenset()))
+    monkeypatch.setattr(plan_module, "planned_sums", lambda method, sizes, plan, threshold: ["one sum"])
+    monkeypatch.setattr(plan_module, "in_sums", lambda method, sizes, sums: {("up", "masked"): Size(30, 20, 20)})
+    method = SimpleNamespace(traffic=lambda plan: declared)
+    setting = Setting.make(rounds=3).model_copy(update=values)
+    run = SimpleNamespace(method=method, world=SimpleNamespace(plan=lambda t, who: t), setting=setting)
+    assert run_opening._expected_size(run) == words
+
+
+@pytest.mark.parametrize(("aggregate", "words"), [("plain", "up to 700 B a round"), ("secure", "up to 500 B a round")])
+def test_the_round_with_the_most_clients_tells_the_size(aggregate, words, monkeypatch):
+    """Clients are drawn: nobody in the first round, one in the second, none in the last, five in round 4. Nobody sends
+    nothing, and there is no sum of one client."""
+    drawn = {2: [3], 4: [0, 1, 2, 3, 4], 6: [1, 2]}
+    monkeypatch.setattr(run_opening, "participants_of", lambda setting, t: drawn.get(t, []))
+    sizes = {"plain": {1: 700, 5: 500}, "secure": {5: 500}}[aggregate]
+
+    def sent(method, plan, setting):
+        return {("up", "a.b"): Size(sizes[len(plan)])}, frozenset()
+
+    monkeypatch.setattr(run_opening, "sent_in_round", sent)
+    setting = Setting.make(rounds=9, sampling="poisson", participation=0.3).model_copy(update={"aggregate": aggregate})
+    run = SimpleNamespace(method=None, world=SimpleNamespace(plan=lambda t, who: who), setting=setting)
+    assert run_opening._expected_size(run) == words
 
 
 @pytest.mark.parametrize("refuse_idle", [True, False])

@@ -22,9 +22,11 @@ from fedaudit.wire.transcript import Transcript
 
 @pytest.fixture(scope="module")
 def authors_run(tmp_path_factory):
-    """Three clients on digits with the preset `authors`, whose decoder gives standardised images, for two rounds."""
+    """Three clients on digits with the preset `authors`, whose decoder gives standardised images, for two rounds. Their
+    mean is the preset's, their deviation is not.
+    """
     out = tmp_path_factory.mktemp("authors") / "run"
-    tiny = {**DFFKE.quick, "R": "unlimited", "tau": "off", "E_local": 1, "crop": 1, "mean_x": -0.4, "sigma_x": 0.7}
+    tiny = {**DFFKE.quick, "R": "unlimited", "tau": "off", "E_local": 1, "crop": 1, "sigma_x": 0.7}
     options = {"rounds": 2, "clients": 3, "model": "cnn_bn", "aux": 0.6, "keep_weights": 2}
     run(method="dffke", preset="authors", set=tiny, out=out, **options)
     return out
@@ -44,7 +46,7 @@ def test_the_pictures_of_a_standardised_decoder_have_its_units(authors_run):
     told = [entry for entry in Transcript(authors_run / "transcript").entries() if entry.message == "UnifiedDocked"]
     last = next(entry for entry in told if entry.round == 2)
     with torch.no_grad():
-        every = decoded_by_hand(last["Dec"], last["E"][1], (1, 8, 8), (-0.4, 0.7))
+        every = decoded_by_hand(last["Dec"], last["E"][1], (1, 8, 8), (-0.053, 0.7))
     assert labels.shape == (4,)
     for image in images:
         assert min((image - of).abs().max() for of in every) < 1e-5
@@ -61,7 +63,7 @@ def test_the_ages_of_a_standardised_buffer_are_judged_in_its_units(authors_run):
         model = world.blank_model(k)
         model.load_state_dict(states[k].model)
         with torch.no_grad():
-            said = model.eval()(decoded_by_hand(kept["Dec"], e, (1, 8, 8), (-0.4, 0.7))).argmax(1)
+            said = model.eval()(decoded_by_hand(kept["Dec"], e, (1, 8, 8), (-0.053, 0.7))).argmax(1)
         hits.append(said == world.members(k)[1])
     rows = script("dffke_ages").ages(authors_run)
     assert [row["round"] for row in rows] == [1, 2]
@@ -149,3 +151,22 @@ def test_what_teachers_answer_in_a_run(authors_run, dffke_run):
     assert table[1]["said"] == pytest.approx(float(torch.cat(hits).float().mean()), abs=1e-4)
     every = torch.cat(list(second["UnifiedDocked"][0]["E"].values()))
     assert table[1]["length"] == pytest.approx(float(every.square().mean().sqrt()), abs=1e-4)
+
+
+def test_rounds_in_which_somebody_sat_out_are_read_by_themselves(monkeypatch):
+    """Client 1 takes part in the first round alone; in the third nobody answers."""
+    answers = script("dffke_answers")
+
+    def told(t, message, client=0, **fields):
+        return type("Entry", (dict,), {"round": t, "message": message, "client": client})(fields)
+
+    first = [told(1, "Shared", k, Y=f"{k} in 1") for k in (0, 1)] + [told(1, "Unified", k) for k in (0, 1)]
+    first += [told(1, "Answered", k) for k in (0, 1)]
+    second = [told(2, "Shared", 0, Y="0 in 2"), told(2, "Unified"), told(2, "Answered")]
+    entries = [*first, *second, told(3, "Shared", 0, Y="0 in 3"), told(3, "Unified"), told(4, "Begin")]
+    monkeypatch.setattr(answers, "Transcript", lambda path: type("T", (), {"entries": lambda self: iter(entries)})())
+    found = list(answers.by_round(answers.Path("run")))
+    assert [(t, labels, sorted(of)) for t, labels, of, _ in found] == [
+        (1, {0: "0 in 1", 1: "1 in 1"}, [0, 1]),
+        (2, {0: "0 in 2"}, [0]),
+    ]

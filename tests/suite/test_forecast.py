@@ -283,6 +283,15 @@ def test_what_is_forecast_of_one_cell(behind, again, state, sent, seconds, note,
     assert forecast_module._forecast(one, record, Pace(), False) == Forecast(one, state, sent, seconds, note)
 
 
+def test_a_dry_run_says_that_a_sum_of_one_client_will_fail():
+    values = {"method": "fedavg", "clients": 2, "aggregate": "secure"}
+    first, second = forecast([cell(Setting.make(participation=p, **values)) for p in (0.5, 1)])
+    assert (first.state, first.bytes) == ("will fail", None)
+    assert "at least two clients" in first.note
+    assert second.state == "new"
+    assert second.bytes > 0
+
+
 @pytest.mark.parametrize(
     "more",
     [
