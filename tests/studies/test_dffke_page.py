@@ -728,59 +728,106 @@ def test_forty_rounds_on_digits_in_two_precisions():
     assert f"in 16 bits {grown[1]}, {spread[1]}." in flat
 
 
-def test_a_fiftieth_of_cifar10_in_three_settings():
-    """The table; how far the exchange rises and falls; how long the docked embeddings get beside it."""
-    text = (RESULTS / "dffke.md").read_text()
-    flat = " ".join(text.split())
-    names = ("as-it-is", "no-discrepancy", "docking-anew")
-    runs = {name: json.loads(of_study(f"records/dffke_cifar_small/{name}.json").read_text()) for name in names}
+SMALL = ("as-it-is", "no-discrepancy", "docking-rests", "docking-anew")
+
+
+def of_a_fiftieth():
+    """Return the four runs, their accuracies after and before each tested exchange, and their lengths by round."""
+    runs = {name: json.loads(of_study(f"records/dffke_cifar_small/{name}.json").read_text()) for name in SMALL}
     seen = json.loads(of_study("dffke_answers.json").read_text())
-    cells = {
-        cell.label: cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_cifar_small.toml")).cells()
-    }
-    for (name, run), label in zip(runs.items(), (None, "no discrepancy", "docking anew"), strict=True):
-        made = {key: value for key, value in run["setting"].items() if key not in ("engine", "label", "onednn")}
-        assert made == {key: cells[label][key] for key in made}
-        assert run["commit"] == "bbdbcfcf"
-        assert [row["round"] for row in seen[name]][: run["rounds_done"]] == list(range(1, run["rounds_done"] + 1))
     after, before = (
         {name: {row[0]: row[1] for row in scores_of(run, point)} for name, run in runs.items()}
         for point in ("exchanged", "trained")
     )
-    for t in (2, 8, 14, 20, 26, 32, 36, 40):
+    lengths = {name: {row["round"]: row["length"] for row in seen[name]} for name in SMALL}
+    code = json.loads(of_study("dffke_rounds.json").read_text())
+    after["code"], before["code"] = (
+        {row["round"]: row[point] for row in code["rows"] if row[point] is not None} for point in ("after", "before")
+    )
+    lengths["code"] = {row["round"]: row["length"] for row in code["rows"]}
+    return runs, code, after, before, lengths
+
+
+def test_the_runs_on_a_fiftieth_of_cifar10_are_those_of_the_suite():
+    runs, code, _, _, lengths = of_a_fiftieth()
+    cells = {
+        cell.label: cell.model_dump(mode="json") for cell in read_suite(of_study("dffke_cifar_small.toml")).cells()
+    }
+    labels = (None, "no discrepancy", "docking layers rest", "docking anew")
+    for (name, run), label in zip(runs.items(), labels, strict=True):
+        made = {key: value for key, value in run["setting"].items() if key not in ("engine", "label", "onednn")}
+        assert made == {key: cells[label][key] for key in made}
+        assert run["commit"] == ("64c35cfb" if name == "docking-rests" else "bbdbcfcf")
+        assert list(lengths[name])[: run["rounds_done"]] == list(range(1, run["rounds_done"] + 1))
+    assert [run["rounds_done"] for run in runs.values()] == [40, 40, 40, 25]
+    assert (code["suite"], code["seed"], code["rounds"], len(code["rows"])) == ("dffke_cifar_small.toml", 0, 40, 26)
+    assert code["checkout"] == json.loads(of_study("parity_dffke.json").read_text())["checkout"]
+
+
+def test_the_table_of_a_fiftieth_of_cifar10():
+    text = (RESULTS / "dffke.md").read_text()
+    _, _, after, before, lengths = of_a_fiftieth()
+    for t in (2, 8, 14, 16, 18, 20, 26, 32, 40):
         row = [str(t)]
-        for name in names:
-            if t not in after[name]:
-                row += ["-"] * 4
-                continue
-            of = seen[name][t - 1]
-            row += [f"{after[name][t]:.2f}", f"{before[name][t]:.2f}", f"{100 * of['said']:.1f}", f"{of['length']:.1f}"]
+        for name in ("code", *SMALL):
+            known = t in after[name]
+            row += [f"{after[name][t]:.2f} ({before[name][t]:.2f})", f"{lengths[name][t]:.1f}"] if known else ["-", "-"]
         assert f"| {' | '.join(row)} |" in text
-    whole, plain, anew = names
-    top, last = ({name: pick(after[name]) for name in names} for pick in (lambda c: max(c, key=c.get), max))
-    fell = before[plain][last[plain]] - after[plain][last[plain]]
+
+
+def test_what_is_said_of_the_break_on_a_fiftieth_of_cifar10():
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    _, code, after, before, lengths = of_a_fiftieth()
+    gain = {name: {t: after[name][t] - before[name][t] for t in after[name]} for name in after}
+    assert ends_by_the_authors_rule(list(after["code"].items())) == code["ends_after"]
     assert (
-        f"rises to {after[plain][top[plain]]:.2f} % in round {top[plain]} and falls to {after[plain][last[plain]]:.2f} "
-        f"in round {last[plain]}, {fell:.2f} points below what the clients had before it." in flat
+        f"its exchange gains {gain['code'][16]:.2f} points in round 16 and takes {-gain['code'][18]:.2f} in round 18. "
+        f"By the tests that were made, its own rule would have ended it after round {code['ends_after']}." in flat
     )
-    apart = after[whole][last[whole]] - before[whole][last[whole]]
-    where = "above" if apart > 0 else "below"
-    assert (
-        f"As it is, it rises to {after[whole][top[whole]]:.2f} in round {top[whole]} and has "
-        f"{after[whole][last[whole]]:.2f} in round {last[whole]}, {abs(apart):.2f} {where} the clients before it."
-        in flat
-    )
-    lengths = {name: [row["length"] for row in seen[name]][: run["rounds_done"]] for name, run in runs.items()}
-    done = runs[anew]["rounds_done"]
-    assert (
-        f"from {lengths[plain][0]:.1f} to {lengths[plain][-1]:.0f} without the discrepancy and from "
-        f"{lengths[whole][0]:.1f} to {lengths[whole][-1]:.0f} as it is." in flat
-    )
-    assert (
-        f"begin anew they have {lengths[anew][-1]:.1f} after {done} rounds, where the row beside had "
-        f"{lengths[plain][done - 1]:.1f}; the exchange has {after[anew][last[anew]]:.2f} % in round {last[anew]}, "
-        f"where that row had {after[plain][last[anew]]:.2f}." in flat
-    )
+    assert f"from {before['code'][14]:.2f} in round 14 to {before['code'][26]:.2f} in round 26" in flat
+    for name, words in (("as-it-is", "As it is, it"), ("no-discrepancy", "without the discrepancy it")):
+        top = max(after[name], key=after[name].get)
+        assert f"{words} rises to {after[name][top]:.2f} % in round {top}" in flat
+        assert f"{after[name][40]:.2f} in round 40, {-gain[name][40]:.2f} points below what the clients" in flat
+        assert min(before[name][t] for t in before[name] if t > 20) > 20.7, "the clients recover in local training"
+    grown = {name: (lengths[name][1], lengths[name][max(lengths[name])]) for name in lengths}
+    assert f"from {grown['code'][0]:.1f} to {grown['code'][1]:,.0f} in 26 rounds of the code" in flat
+    assert f"to {grown['as-it-is'][1]:.0f} and {grown['no-discrepancy'][1]:.0f} in 40 rounds of fedaudit" in flat
+    assert f"to {grown['docking-rests'][1]:.1f} in 40 where docking layers rest in the exchange" in flat
+    assert f"{lengths['docking-anew'][25]:.1f} in 25 where they begin anew" in flat
+    rests, tested = gain["docking-rests"], len(gain["docking-rests"])
+    lost = sum(value < 0 for value in rests.values())
+    assert f"its exchange takes points away in {lost} of {tested} tests, {-rests[40]:.2f} in the last" in flat
+    anew = gain["docking-anew"]
+    assert f"it gains points in {sum(v > 0 for v in anew.values())} of {len(anew)}, {anew[24]:.2f} in the last" in flat
+
+
+def test_the_picture_of_a_fiftieth_of_cifar10_shows_the_records(tmp_path, monkeypatch):
+    """Each run in both panels, in a colour of its own, and the code's dashed."""
+    picture = script("dffke_drift_picture")
+    _, _, after, before, lengths = of_a_fiftieth()
+    names = dict(zip([*picture.RUNS, picture.CODE], [*SMALL, "code"], strict=True))
+    found = picture.curves()
+    assert {names[label] for label in found} == {*SMALL, "code"}
+    for label, of in found.items():
+        name = names[label]
+        assert of[picture.GAIN] == [(t, pytest.approx(after[name][t] - before[name][t])) for t in after[name]]
+        assert of[picture.LENGTH] == list(lengths[name].items())
+    monkeypatch.setattr(picture, "OUT", tmp_path / "a.png")
+    drawn = []
+    monkeypatch.setattr(picture, "draw", lambda found, draw=picture.draw: drawn.append(draw(found)) or drawn[0])
+    picture.main()
+    left, right = drawn[0].axes
+    for axis, name in ((left, picture.GAIN), (right, picture.LENGTH)):
+        lines = {line.get_label(): line for line in axis.get_lines() if line.get_label() in found}
+        assert {label: line.get_ydata().tolist() for label, line in lines.items()} == {
+            label: [y for _, y in of[name]] for label, of in found.items()
+        }
+        assert [label for label, line in lines.items() if line.get_linestyle() == "--"] == [picture.CODE]
+        assert len({line.get_color() for line in lines.values()}) == len(found)
+        assert (axis.get_title(loc="left") or axis.get_title()) == name
+    assert (left.get_yscale(), right.get_yscale()) == ("linear", "log")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_four_rivals_and_local_training():
