@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from fedaudit import registry
 from fedaudit.data import datasets
 from fedaudit.data.partitions import partition
-from fedaudit.errors import NotApplicable, SettingError, unknown
+from fedaudit.errors import FedauditError, NotApplicable, RunError, SettingError, unknown
 from fedaudit.runtime.method import Method
 from fedaudit.runtime.plan import plan_of, sent_in_round
 from fedaudit.setting import Setting
@@ -30,8 +30,9 @@ CONVENTIONS = ("payload", "wire")
 HEAD = 16  # rounds that are computed one by one before any is taken to follow from others
 
 
-def make_plan(setting: Setting) -> tuple[Method, Plan]:
-    """Return the setting's method and the plan of its first round.
+def make_plan(setting: Setting, participants: list[int] | None = None) -> tuple[Method, Plan]:
+    """Return the setting's method and the plan of its first round, with these participants, or as many as a round has
+    on average.
 
     The data set has its published size and is spread evenly, and every record is trained on.
     """
@@ -42,7 +43,8 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
     if why := method.cannot_take(shape):
         raise NotApplicable(f"{why}.")
     archs = method.archs(setting.model, setting.clients)
-    participants = list(range(max(1, round(setting.participation * setting.clients))))
+    if participants is None:
+        participants = on_average(setting)
     own = round(facts.train * setting.public) if setting.public_dataset is None else 0
     public = own if setting.public_dataset is None else _foreign_size(setting)
     plan = plan_of(
@@ -59,6 +61,18 @@ def make_plan(setting: Setting) -> tuple[Method, Plan]:
         labelled=setting.public_dataset is None,
     )
     return method, plan
+
+
+def on_average(setting: Setting) -> list[int]:
+    """Return as many clients as take part in a round, on average where their number is drawn."""
+    return list(range(max(1, round(setting.participation * setting.clients))))
+
+
+def with_participants(everyone: Plan, t: int, participants: list[int]) -> Plan:
+    """Return the plan of round t, in which some of a plan's participants take part."""
+    n = {k: everyone.n[k] for k in participants}
+    archs = {k: everyone.archs[k] for k in participants}
+    return dataclasses.replace(everyone, t=t, participants=participants, n=n, archs=archs)
 
 
 def _foreign_size(setting: Setting) -> int:
@@ -152,16 +166,25 @@ def _over_rounds(method: Method, plan: Plan, setting: Setting, convention: str, 
     return total
 
 
-def payload_of_rounds(method: Method, plan: Plan, setting: Setting, rounds: range) -> int | None:
+def payload_of_rounds(
+    method: Method, plan_of_round: Callable[[int], Plan], setting: Setting, rounds: range
+) -> int | None:
     """Return the payload of these rounds in both directions, or None if the method does not declare its traffic.
 
-    Of many rounds the first ones are computed. If their sizes only grow, or stay, so do those of the others, we take
-    it, and what lies between two rounds on one line with the middle is not computed.
+    Where clients are drawn for each round, every round is computed. Where all take part, the first ones are. If their
+    sizes only grow, or stay, so do those of the others, we take it, and what lies between two rounds on one line with
+    the middle is not computed.
     """
 
     @functools.cache
     def payload(t: int) -> int:
-        sent = sent_in_round(method, dataclasses.replace(plan, t=t), setting)
+        plan = plan_of_round(t)
+        if not plan.participants:
+            return 0  # nobody was drawn, and nothing is sent
+        try:
+            sent = sent_in_round(method, plan, setting)
+        except FedauditError as e:  # a sum of one client, for example
+            raise RunError(f"Round {t}: {e}") from e
         if sent is None:
             raise _Undeclared
         return sum(size.payload for size in sent[0].values())
@@ -178,7 +201,7 @@ def payload_of_rounds(method: Method, plan: Plan, setting: Setting, rounds: rang
     try:
         head = [payload(t) for t in rounds[:HEAD]]
         rest = rounds[HEAD:]
-        if head != sorted(head):
+        if setting.participation < 1 or head != sorted(head):
             return sum(map(payload, rounds))
         return sum(head) + (line(rest[0], rest[-1]) if rest else 0)
     except _Undeclared:

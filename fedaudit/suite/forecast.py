@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import tempfile
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,9 +15,10 @@ from fedaudit.attack.attack_run import made
 from fedaudit.data import available, describe
 from fedaudit.errors import FedauditError, NotApplicable, RunError
 from fedaudit.runtime.applicability import inapplicable, released_kinds
+from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.attack_result import NotRun
 from fedaudit.runtime.method import Method
-from fedaudit.runtime.planned_traffic import make_plan, payload_of_rounds
+from fedaudit.runtime.planned_traffic import make_plan, on_average, payload_of_rounds, with_participants
 from fedaudit.runtime.run_record import RunRecord, audit_seconds
 from fedaudit.runtime.world import world_of
 from fedaudit.setting import EXECUTION, Setting
@@ -247,7 +247,7 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     if cell.status == "refused":
         return Forecast(cell, "does not apply", 0, 0.0, cell.reason or "")
     try:
-        method, plans = _plans(cell.setting)
+        method, plans, plan_of_round = _plans(cell.setting)
         reason = inapplicable(cell.setting.privacy, released_kinds(method, plans))
     except NotApplicable as e:
         return Forecast(cell, "does not apply", 0, 0.0, str(e))
@@ -263,8 +263,8 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     behind = len(record.rounds) if record is not None else 0
     left = cell.setting.rounds - behind
     try:
-        sent = payload_of_rounds(method, plans[0], cell.setting, range(behind + 1, cell.setting.rounds + 1))
-    except FedauditError as e:  # a sum of one client, for example
+        sent = payload_of_rounds(method, plan_of_round, cell.setting, range(behind + 1, cell.setting.rounds + 1))
+    except FedauditError as e:
         return Forecast(cell, "will fail", None, None, str(e))
     notes = [f"again: {cell.again}"] if cell.again else []
     notes += [] if sent is not None else ["its traffic is not declared"]
@@ -274,16 +274,20 @@ def _forecast(cell: Cell, record: RunRecord | None, pace: Pace, measure: bool) -
     return Forecast(cell, state, sent, seconds, "; ".join([*notes, note]))
 
 
-def _plans(setting: Setting) -> tuple[Method, list[Plan]]:
-    """Return the method and plans of its rounds, from the data if they are here, else from their published size."""
+def _plans(setting: Setting) -> tuple[Method, list[Plan], Callable[[int], Plan]]:
+    """Return the method, plans of its rounds with as many clients as on average, and a function that gives the plan of
+    a round with those that the seed draws. They come from the data if they are here, else from their published size.
+    """
+    some = sorted({1, 2, setting.rounds})
     if not available(setting.dataset, setting.data_dir):
-        method, plan = make_plan(setting)
-        return method, [dataclasses.replace(plan, t=t) for t in sorted({1, 2, setting.rounds})]
+        method, everyone = make_plan(setting, list(range(setting.clients)))
+        usual = [with_participants(everyone, t, on_average(setting)) for t in some]
+        return method, usual, lambda t: with_participants(everyone, t, participants_of(setting, t))
     world = world_of(setting.model_dump_json())
     if why := world.misfit():
         raise NotApplicable(f"{why}.")
-    participants = list(range(max(1, round(setting.participation * setting.clients))))
-    return world.method, [world.plan(t, participants) for t in sorted({1, 2, setting.rounds})]
+    usual = [world.plan(t, on_average(setting)) for t in some]
+    return world.method, usual, lambda t: world.plan(t, participants_of(setting, t))
 
 
 def _try_out(cell: Cell) -> tuple[RunRecord | None, dict[str, float]]:

@@ -407,12 +407,13 @@ def test_means_over_draws_and_rounds_and_their_spread():
 
 def planned_by(monkeypatch, traffic, **setting):
     """Return a setting of three clients, of which two take part, whose method declares `traffic(plan)`."""
-    plan = make_plan(Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67))[1]
+    made = Setting.make(**{"method": "fedavg", "model": "mlp", "clients": 3, "participation": 0.67, **setting})
+    plan = make_plan(made)[1]
     method = SimpleNamespace(traffic=traffic)
     monkeypatch.setattr(planned_traffic, "make_plan", lambda setting: (method, plan))
     monkeypatch.setattr(plan_module, "as_sent", lambda method, compress, declared: (
         {key: as_size(size) for key, size in declared.items()}, {("up", "A.x")} if compress else set()))  # fmt: skip
-    return Setting.make(method="fedavg", model="mlp", clients=3, participation=0.67, **setting)
+    return made
 
 
 def test_bytes_of_unequal_rounds_by_field_and_direction(monkeypatch):
@@ -481,8 +482,15 @@ def test_in_secure_sums_what_is_sent_is_that_of_the_sums(monkeypatch):
 def payload_by(sizes, rounds, monkeypatch):
     """Return the payload of rounds of a method that sends sizes(t) up, and the rounds that were computed."""
     asked = []
-    setting = planned_by(monkeypatch, lambda plan: asked.append(plan.t) or {("up", "A.x"): sizes(plan.t)}, rounds=500)
-    return planned_traffic.payload_of_rounds(*planned_traffic.make_plan(setting), setting, rounds), asked
+    setting = planned_by(
+        monkeypatch, lambda plan: asked.append(plan.t) or {("up", "A.x"): sizes(plan.t)}, rounds=500, participation=1
+    )
+    return payload_of(setting, rounds), asked
+
+
+def payload_of(setting, rounds):
+    method, plan = planned_traffic.make_plan(setting)
+    return planned_traffic.payload_of_rounds(method, lambda t: dataclasses.replace(plan, t=t), setting, rounds)
 
 
 @pytest.mark.parametrize(
@@ -514,9 +522,28 @@ def test_few_rounds_are_computed_where_all_are_alike(monkeypatch):
 
 def test_the_payload_of_rounds_is_none_where_nothing_is_declared(monkeypatch):
     setting = planned_by(monkeypatch, lambda plan: None, rounds=5)
-    of = planned_traffic.make_plan(setting)
-    assert planned_traffic.payload_of_rounds(*of, setting, range(1, 3)) is None
-    assert planned_traffic.payload_of_rounds(*of, setting, range(6, 6)) == 0, "no round is left"
+    assert payload_of(setting, range(1, 3)) is None
+    assert payload_of(setting, range(6, 6)) == 0, "no round is left"
+
+
+def test_each_round_is_computed_where_clients_are_drawn(monkeypatch):
+    """Stairs, as of a buffer of the rounds in which a client takes part: the middle may lie on the line by chance."""
+    stairs = lambda t: 1000 + round(0.03 * (t - 1))  # noqa: E731
+    setting = planned_by(
+        monkeypatch, lambda plan: {("up", "A.x"): stairs(plan.t)}, rounds=200, clients=100, participation=0.03
+    )
+    assert payload_of(setting, range(1, 66)) == sum(map(stairs, range(1, 66)))
+
+
+def test_a_round_for_which_nobody_is_drawn_sends_nothing(monkeypatch):
+    options = {"rounds": 3, "clients": 4, "participation": 1}
+    setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): 5 + 7 * len(plan.participants)}, **options)
+    method, everyone = planned_traffic.make_plan(setting)
+    drawn = {1: [1, 3], 2: [], 3: [0]}
+    plans = {t: planned_traffic.with_participants(everyone, t, who) for t, who in drawn.items()}
+    assert (list(plans[1].n), list(plans[1].archs), plans[1].t) == ([1, 3], [1, 3], 1)
+    assert planned_traffic.payload_of_rounds(method, plans.__getitem__, setting, range(1, 4)) == 19 + 0 + 12
+    assert planned_traffic.payload_of_rounds(method, plans.__getitem__, setting, range(2, 3)) == 0
 
 
 def test_a_drawn_partition_counts_the_records_of_those_who_take_part(monkeypatch):

@@ -297,13 +297,13 @@ def test_a_policy_is_held_against_the_first_and_the_last_rounds(rounds, looked, 
 @pytest.mark.parametrize(
     ("rounds", "declared", "asked", "words"),
     [
-        (9, lambda t: None, [1], "what the method sends, which it does not declare"),
-        (9, lambda t: {("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, [1, 2, 9], "up to 1.50 kB a round"),
-        (9, lambda t: {("up", "a.b"): 1000 * t}, [1, 2, 9], "up to 9.00 kB a round"),
-        (9, lambda t: {("up", "a.b"): 4000 // t}, [1, 2, 9], "up to 4.00 kB a round"),
-        (9, lambda t: {("up", "a.b"): 5000 if t == 2 else 1}, [1, 2, 9], "up to 5.00 kB a round"),
-        (1, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB a round"),
-        (0, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB a round"),
+        (9, lambda t: None, [1], "what the method sends, which it does not declare,"),
+        (9, lambda t: {("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, [1, 2, 9], "up to 1.50 kB of messages"),
+        (9, lambda t: {("up", "a.b"): 1000 * t}, [1, 2, 9], "up to 9.00 kB of messages"),
+        (9, lambda t: {("up", "a.b"): 4000 // t}, [1, 2, 9], "up to 4.00 kB of messages"),
+        (9, lambda t: {("up", "a.b"): 5000 if t == 2 else 1}, [1, 2, 9], "up to 5.00 kB of messages"),
+        (1, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB of messages"),
+        (0, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB of messages"),
     ],
 )
 def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words, monkeypatch):
@@ -319,8 +319,8 @@ def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words,
 
 @pytest.mark.parametrize(
     ("values", "words"),
-    [({"compress": "int8"}, "up to 250 B a round"), ({"aggregate": "secure"}, "up to 70 B a round"),
-     ({}, "up to 1.00 kB a round")],
+    [({"compress": "int8"}, "up to 250 B of messages"), ({"aggregate": "secure"}, "up to 70 B of messages"),
+     ({}, "up to 1.00 kB of messages")],
 )  # fmt: skip
 def test_how_much_a_compressed_or_summed_round_adds(values, words, monkeypatch):
     """The size of a stage's own making; a secure sum's masks and shares in place of the replies."""
@@ -336,7 +336,9 @@ def test_how_much_a_compressed_or_summed_round_adds(values, words, monkeypatch):
     assert run_opening._expected_size(run) == words
 
 
-@pytest.mark.parametrize(("aggregate", "words"), [("plain", "up to 700 B a round"), ("secure", "up to 500 B a round")])
+@pytest.mark.parametrize(
+    ("aggregate", "words"), [("plain", "up to 700 B of messages"), ("secure", "up to 500 B of messages")]
+)
 def test_the_round_with_the_most_clients_tells_the_size(aggregate, words, monkeypatch):
     """Clients are drawn: nobody in the first round, one in the second, none in the last, five in round 4. Nobody sends
     nothing, and there is no sum of one client."""

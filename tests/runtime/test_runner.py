@@ -164,7 +164,7 @@ def test_old_client_states_do_not_pile_up(tiny, tmp_path):
 def test_progress_is_told(tiny, tmp_path):
     told = []
     run(tiny("local"), out=tmp_path / "a", watch=lambda *what: told.append(what))
-    assert told[0] == (0, 2, "ready; the transcript takes up to 0 B a round")
+    assert told[0] == (0, 2, "ready; a round adds up to 0 B of messages to the transcript")
     assert told[-1] == (2, 2, "round 2")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,10 +10,11 @@ import pytest
 import reported
 import unequal
 
-from fedaudit import run
+from fedaudit import registry, run
 from fedaudit.attack.attack_run import made
-from fedaudit.errors import NotApplicable, RunError
+from fedaudit.errors import FedauditError, NotApplicable, RunError
 from fedaudit.methods.datafree.dffke import DFFKE
+from fedaudit.runtime.asking import participants_of
 from fedaudit.runtime.attack_result import NotRun, results
 from fedaudit.runtime.run_record import read_record
 from fedaudit.setting import Setting
@@ -245,17 +245,20 @@ def test_which_results_of_an_earlier_audit_count(how, again, status, counts, sui
     assert learnt == [(record, record and {f"{name} of {name}": 1.0}) for name, record in records.items()]
 
 
+POISSON = {"sampling": "poisson", "participation": 0.4}
+
+
 def planned(monkeypatch, reason="", traffic=True, error=None):
-    """Let a method send 100 bytes in round 1, 200 in round 2, and so on, by its first plan."""
+    """Let a method send 100 bytes in round 1, 200 in round 2, and so on, by its plans."""
     method = SimpleNamespace()
 
     def plans(setting):
         if error is not None:
             raise error
-        return method, ["the first plan", "another"]
+        return method, ["the first plan", "another"], "a plan of each round"
 
-    def payload(of, plan, setting, rounds):
-        assert (of, plan, setting.rounds) == (method, "the first plan", 5)
+    def payload(of, plan_of_round, setting, rounds):
+        assert (of, plan_of_round, setting.rounds) == (method, "a plan of each round", 5)
         return sum(100 * t for t in rounds) if traffic else None
 
     monkeypatch.setattr(forecast_module, "_plans", plans)
@@ -292,13 +295,27 @@ def test_a_dry_run_says_that_a_sum_of_one_client_will_fail():
     assert second.bytes > 0
 
 
+def test_a_dry_run_names_the_round_in_which_one_client_is_drawn_for_a_sum(tmp_path):
+    """On average there are two of five, so that only the draws of the seed tell it."""
+    options = {"method": "fedavg", "model": "mlp", "clients": 5, "participation": 0.5, "sampling": "poisson"}
+    setting = Setting.make(**options, aggregate="secure", rounds=10, seed=1)
+    (found,) = forecast([cell(setting)])
+    sizes = [len(participants_of(setting, t)) for t in range(1, 11)]
+    assert (found.state, found.bytes) == ("will fail", None)
+    assert found.note.startswith(f"Round {sizes.index(1) + 1}: A sum of one client")
+    with pytest.raises(FedauditError, match=f"Round {sizes.index(1) + 1}, "):
+        run(setting, out=tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     "more",
     [
         {"method": "dffke", "preset": "authors", "rounds": 3, "set": {**DFFKE.quick, "R": "unlimited", "tau": "off"}},
         {"method": "fedavg", "rounds": 2, "set": {"E": 1}, "aggregate": "secure"},
+        {"method": "fedavg", "rounds": 2, "set": {"E": 1}, "aggregate": "secure", **POISSON, "seed": 1},
+        {"method": "fedavg", "rounds": 4, "set": {"E": 1}, **POISSON},
     ],
-    ids=lambda more: more["method"],
+    ids=["dffke", "fedavg in sums", "fedavg in sums, drawn", "fedavg, drawn"],
 )
 def test_what_a_dry_run_says_is_sent_is_what_a_run_sends(more, tmp_path):
     """DFFKE sends more in later rounds, which review earlier ones; secure sums send masks beside the updates."""
@@ -309,6 +326,9 @@ def test_what_a_dry_run_says_is_sent_is_what_a_run_sends(more, tmp_path):
     sent = [of.up_payload + of.down_payload for of in record.rounds]
     ahead = forecast_module._forecast(cell(record.setting), None, Pace(), False)
     assert ahead.bytes == sum(sent)
+    if more.get("sampling"):
+        taking_part = {len(of.participants) for of in record.rounds}
+        assert taking_part != {1}, "as many as on average"
     behind = record.model_copy(update={"rounds": record.rounds[:1]})
     assert forecast_module._forecast(cell(record.setting), behind, Pace(), False).bytes == sum(sent[1:])
     if more["method"] == "dffke":
@@ -509,20 +529,19 @@ def test_plans_are_of_the_first_the_second_and_the_last_round(monkeypatch):
     )
     monkeypatch.setattr(forecast_module, "available", lambda name, folder: (name, folder) == ("digits", ".data"))
     for given, who in ((setting, [0, 1]), (setting.model_copy(update={"participation": 0.01}), [0])):
-        method, plans = forecast_module._plans(given)
+        method, plans, plan_of_round = forecast_module._plans(given)
         assert (method, plans) == ("its method", [(t, who) for t in (1, 2, 9)])
+        assert [plan_of_round(t) for t in (1, 4)] == [(t, participants_of(given, t)) for t in (1, 4)]
     world.misfit = lambda: "it needs images"
     with pytest.raises(NotApplicable, match=r"^it needs images\.$"):
         forecast_module._plans(given)
-
-    @dataclass(frozen=True)
-    class Planned:
-        t: int
-        of: str
-
-    monkeypatch.setattr(forecast_module, "make_plan", lambda setting: ("planned", Planned(5, setting.dataset)))
-    away = setting.model_copy(update={"data_dir": "elsewhere", "rounds": 1})
-    assert forecast_module._plans(away) == ("planned", [Planned(1, "digits"), Planned(2, "digits")])
+    away = setting.model_copy(update={"data_dir": "elsewhere", "rounds": 1, "method": "fedavg", "model": "mlp"})
+    method, plans, plan_of_round = forecast_module._plans(away)
+    assert [(plan.t, plan.participants, list(plan.n)) for plan in plans] == [(t, [0, 1], [0, 1]) for t in (1, 2)]
+    taking = participants_of(away, 7)
+    assert (plan_of_round(7).t, plan_of_round(7).participants, list(plan_of_round(7).n)) == (7, taking, taking)
+    assert (plans[0].clients, plans[0].n[0]) == (10, 1437 // 10)
+    assert isinstance(method, registry.find("fedavg"))
 
 
 def test_one_round_is_tried_out_in_a_folder_of_its_own(monkeypatch):
