@@ -332,6 +332,7 @@ def test_empty_texts_in_formats_do_not_count():
     assert ast.dump(plain) != ast.dump(other)
     assert code_digest._text(plain) == code_digest._text(other)
     assert code_digest._text(plain) != code_digest._text(ast.parse(source.replace("b", "c")))
+    assert code_digest._text(ast.parse('f"{x} {y}"')) != code_digest._text(ast.parse('f"{x}{y}"')), "a blank counts"
     assert code_digest._text(ast.parse('x = ""')) != code_digest._text(ast.parse('x = "b"')), "other empty texts count"
     assert code_digest._text(ast.parse('f(x, "")')) != code_digest._text(ast.parse("f(x)"))
 
@@ -429,6 +430,10 @@ def test_folders_on_the_path_may_be_relative_or_links_or_no_text(tmp_path, monke
     monkeypatch.setattr(sys, "path", [None, "lib", 7, *sys.path])
     assert code_digest._is_library(found)
     assert code_digest._is_library(tmp_path / "lib" / "made_up_b" / "c" / "d.py"), "in a package of a package"
+    here = put_by_pip(tmp_path, "made_up_here")
+    assert not code_digest._is_library(here)
+    monkeypatch.setattr(sys, "path", ["", *sys.path])
+    assert code_digest._is_library(here), "an empty text is the folder in which a notebook runs"
     (tmp_path / "link").symlink_to(tmp_path / "lib")
     monkeypatch.setattr(sys, "path", [str(tmp_path / "link"), str(tmp_path / "gone")])
     assert code_digest._is_library(tmp_path / "link" / "made_up_a.py")
@@ -476,6 +481,7 @@ def test_empty_texts_elsewhere_count():
 def test_folders_of_packages_hold_libraries_whatever_their_lists_say():
     for name in ("site-packages", "dist-packages"):
         assert code_digest._is_library(Path("/usr/lib/python3") / name / "pydantic" / "main.py")
+        assert code_digest._is_library(Path("/usr/lib/python3") / name / "torch" / "nn" / "modules" / "conv.py")
     assert not code_digest._is_library(Path("/home/somebody/packages/mine.py"))
 
 

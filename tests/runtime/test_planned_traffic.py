@@ -466,14 +466,14 @@ def test_under_a_compression_fields_of_unknown_size_are_named(monkeypatch):
 def test_in_secure_sums_what_is_sent_is_that_of_the_sums(monkeypatch):
     asked = []
     setting = planned_by(monkeypatch, lambda plan: {("up", "A.x"): 5}, rounds=2)
-    secure = setting.model_copy(update={"aggregate": "secure", "threshold": 0.5})
+    secure = setting.model_copy(update={"aggregate": "secure", "threshold": 0.8})
     monkeypatch.setattr(plan_module, "planned_sums", lambda method, declared, plan, threshold: (plan.t, threshold))
     monkeypatch.setattr(plan_module, "in_sums", lambda method, declared, sums: asked.append((declared, sums)) or {
         ("up", "A.x"): 100 * sums[0], ("down", "S.k"): Size(3)})  # fmt: skip
     assert planned_traffic._over_rounds(*planned_traffic.make_plan(secure), secure, "payload", set()) == {
         ("up", "A.x"): 300, ("down", "S.k"): 6,
     }  # fmt: skip
-    assert asked == [({("up", "A.x"): 5}, (t, 0.5)) for t in (1, 2)]
+    assert asked == [({("up", "A.x"): 5}, (t, 0.8)) for t in (1, 2)]
     silent = planned_by(monkeypatch, lambda plan: None, rounds=1)
     with pytest.raises(SettingError, match="fedavg does not declare its traffic"):
         plan_traffic(silent)

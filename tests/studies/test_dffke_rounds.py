@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import time
 import types
 from pathlib import Path
 
@@ -12,6 +15,9 @@ import torch
 from pages import of_study, script_in_place
 from torch import nn
 
+from fedaudit import Setting
+from fedaudit.data.records import to_uint8
+from fedaudit.runtime.world import World
 from fedaudit.suite.suite_file import read_suite
 
 UTILS = '''
@@ -22,6 +28,7 @@ def run_one_epoch(net, loader, optimizer=None, device="cpu"):
 def local_align_clients(clients, optimizers, train_loaders, passing_acc, test_loader=None, device="cpu"):
     assert test_loader is None, "a test in each epoch takes most of the time"
     for net, loader in zip(clients, train_loaders):
+        run_one_epoch(net, loader, None, device)
         while run_one_epoch(net, loader, optimizers[0], device)[1] <= 100 * passing_acc:
             pass
 '''  # fmt: skip
@@ -67,6 +74,10 @@ def test_local_training_ends_after_the_row_s_epochs(played):
     seen.clear()
     rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98)
     assert sum(training for _, training in seen) == 5, "epochs are counted anew in each round"
+    assert rounds.epochs == 2.5, "their mean over clients"
+    rounds.docked()
+    rounds.exchange(clients=[slow])
+    assert rounds.rows[-1].epochs == 2.5
 
 
 def test_rounds_are_tested_every_second_time_before_and_after(played):
@@ -89,6 +100,87 @@ def test_rounds_are_tested_every_second_time_before_and_after(played):
     assert kept == [1, 2, 3]
 
 
+def test_accuracy_is_the_mean_over_clients_as_they_are_deployed(played):
+    """0, 0 and 90: the median is 0. A test is no training: the networks' batch norms go by their own statistics."""
+    rounds, seen = played
+    clients = [Client(0.0), Client(0.0), Client(90.0)]
+    assert rounds.tested(clients, 2) == 30.0
+    assert [(net, training) for net, training in seen] == [(client, False) for client in clients]
+    assert not any(client.training for client in clients)
+
+
+def test_minutes_are_since_the_run_began(played, monkeypatch):
+    rounds, _ = played
+    monkeypatch.setattr(time, "perf_counter", lambda: rounds.begun + 90)
+    rounds.docked()
+    rounds.exchange(clients=[Client(1.0)])
+    assert rounds.rows[0].minutes == 1.5
+
+
+@pytest.fixture
+def given(rounds_script, monkeypatch):
+    """Return what the code's main function gets on digits, of two clients: its arguments, data and functions."""
+    found = types.SimpleNamespace(transforms={"train_transform": "moved", "test_transform": "as it is"})
+
+    @contextlib.contextmanager
+    def mended(**named):
+        found.named = named
+        yield
+
+    def records(images, y, transform):
+        return types.SimpleNamespace(images=images, y=y, transform=transform)
+
+    code = types.SimpleNamespace(
+        mended=mended,
+        args=lambda **values: values,
+        main=types.SimpleNamespace(
+            data_free_federated_knowledge_exchange=lambda args, data: vars(found).update(args=args, data=data)
+        ),
+        generators=types.SimpleNamespace(LatentGenerator=lambda *words: words),
+        transforms=types.SimpleNamespace(get_cifar10_transform=lambda: found.transforms),
+        dataset=types.SimpleNamespace(CustomDataset=records),
+    )
+    monkeypatch.setattr(rounds_script, "clients_of", lambda code, world, count: [f"client {k}" for k in range(count)])
+    monkeypatch.setattr(
+        rounds_script, "DataLoader", lambda of, batch_size, shuffle: types.SimpleNamespace(
+            of=of, batch=batch_size, shuffle=shuffle)
+    )  # fmt: skip
+    values = {"w_Dec": 16, "T_Dec": 7, "T_FKE": 3, "B": 20, "tau": 0.9, "crop": 1}
+    found.setting = Setting.make(
+        method="dffke", preset="authors", dataset="digits", aux=0.5, clients=2, model="cnn_bn", rounds=5, set=values
+    )
+    rounds_script.play(code, found.setting, lambda rows: None)
+    return found
+
+
+def test_the_code_gets_the_row_s_values(given):
+    assert given.args == {
+        "n_clients": 2, "batch_size": 20, "L2G_epoch": 7, "G2L_epoch": 3, "client_lr": 0.001,
+        "local_align_acc": 0.9, "knowledge_exchange_rounds": 5,
+    }  # fmt: skip
+    assert given.named["get_generator"](model_name="any", nz=64, n_cls=10) == (64, 16, 32, 3, 10)
+    assert given.named["init_client_nets"]("words") == ["client 0", "client 1"]
+    assert given.named["evaluate"]("words") == [0.0], "its own early end"
+
+
+def test_the_code_gets_each_client_s_records(given):
+    """As bytes, rows of pixels by columns by channels; moved in training, and as they are in docking and review."""
+    world = World(given.setting)
+    assert (given.data.n_class, given.data.client_class_cnt.shape) == (10, (2, 10))
+    for k in range(2):
+        x, y = world.members(k)
+        for loader, how in (
+            (given.data.client_train_loaders[k], "moved"),
+            (given.data.client_fixed_train_loaders[k], "as it is"),
+        ):
+            assert (loader.of.transform, loader.batch, loader.shuffle) == (how, 20, True)
+            assert np.array_equal(loader.of.y, y.numpy())
+            assert loader.of.images.dtype == np.uint8
+            assert np.array_equal(loader.of.images, to_uint8(x).permute(0, 2, 3, 1).numpy())
+            assert loader.of.images.shape[1:] == (8, 8, 1)
+            assert not np.array_equal(loader.of.images, loader.of.images.transpose(0, 2, 1, 3))
+
+
 def test_what_is_measured_of_embeddings_and_answers(played):
     """Rows (1, 2) and (3, 2), twice: mean square (1 + 4 + 9 + 4) / 4 = 4.5; variance 1 of 9. Three of four answers are
     right, their largest probabilities 0.9, 0.8, 0.7 and 0.6."""
@@ -99,6 +191,33 @@ def test_what_is_measured_of_embeddings_and_answers(played):
     assert row.length == pytest.approx(4.5**0.5)
     assert row.apart == pytest.approx(1 / 9)
     assert (row.said, row.sure) == (0.75, pytest.approx(0.75))
+
+
+@pytest.mark.parametrize(("words", "epochs"), [([], 10), (["--epochs", "1000", "--rounds", "3"], 1000)])
+def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_path, words, epochs):
+    """The row's values, with another limit of local epochs where one is asked for; the code gets the same."""
+    given, settings = [], []
+    code = types.SimpleNamespace(imported=contextlib.nullcontext)
+
+    def play(code, setting, keep):
+        settings.append(setting)
+        given.append(rounds_script.method_of(setting))
+        keep([rounds_script.Row(1, 1.0, 1.0)])
+
+    monkeypatch.setattr(rounds_script, "Code", lambda checkout: code)
+    monkeypatch.setattr(rounds_script, "commit_of", lambda checkout: "7030348d")
+    monkeypatch.setattr(rounds_script, "play", play)
+    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
+    kept = tmp_path / "rounds.json"
+    suite = str(of_study("dffke_cifar_small.toml"))
+    rounds_script.main(["--checkout", "x", "--suite", suite, "--seed", "1", "--json", str(kept), *words])
+    assert settings[0].rounds == (3 if words else 40)
+    found = json.loads(kept.read_text())
+    assert found["values"] == {
+        "E_local": epochs, "tau": 0.98, "eta": 0.001, "B": 100, "T_Dec": 10, "w_Dec": 16, "T_FKE": 2,
+    }  # fmt: skip
+    assert {name: getattr(given[0], name) for name in found["values"]} == found["values"]
+    assert found["seed"] == 1
 
 
 def test_where_the_code_would_have_ended(rounds_script):
@@ -126,9 +245,6 @@ def test_the_extra_student_has_a_gradient_and_no_effect(rounds_script):
 )
 def test_the_code_begins_as_fedaudit_does(rounds_script, monkeypatch):
     """On standardised images the code's clients say what fedaudit's say on their own, and their docking is one draw."""
-    from fedaudit import Setting
-    from fedaudit.runtime.world import World
-
     first = read_suite(of_study("dffke_cifar_small.toml")).cells()[0]
     values = {**first.model_dump(), "dataset": "digits", "aux": 0.5, "partition": "iid", "clients": 2}
     world = World(Setting.make(**values))

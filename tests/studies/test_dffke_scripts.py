@@ -73,17 +73,17 @@ def test_the_ages_of_a_standardised_buffer_are_judged_in_its_units(authors_run):
 def test_what_teachers_answer_is_counted_by_hand(monkeypatch):
     """Two clients with two rows each, embeddings of two numbers.
 
-    said: rows 1 and 2 of client 0 and row 1 of client 1 say their class: 3 of 4. sure: logits (ln 3, 0) give 3/4, and
-    (0, 0) give 1/2: (3/4 + 3/4 + 3/4 + 1/2) / 4 = 11/16. Embeddings (0, 2), (0, 0), (4, 2), (4, 0): the mean square of
-    a number is (4 + 0 + 20 + 16) / 8 = 5, and its root 2.2361. The variance is 4 + 1 = 5, of a mean square of 10: 1/2.
-    Answers lie (1, 0) beside them in the first row alone: 1/4 of 5 is missed by 1/20.
+    said: rows 1 and 2 of client 0 and row 1 of client 1 say their class: 3 of 4. sure: logits (1 + ln 3, 1) give 3/4,
+    and (1, 1) give 1/2: (3/4 + 3/4 + 3/4 + 1/2) / 4 = 11/16. Embeddings (0, 2), (0, 0), (4, 2), (4, 0): the mean square
+    of a number is (4 + 0 + 20 + 16) / 8 = 5, and its root 2.2361. The variance is 4 + 1 = 5, of a mean square of 10:
+    1/2. Answers lie (1, 0) beside them in the first row alone: 1/4 of 5 is missed by 1/20.
     """
     answers = script("dffke_answers")
     ln3 = torch.tensor(3.0).log().item()
     E = {0: torch.tensor([[0.0, 2.0], [0.0, 0.0]]), 1: torch.tensor([[4.0, 2.0], [4.0, 0.0]])}
     moved = {k: e.clone() for k, e in E.items()}
     moved[0][0, 0] += 1
-    Y = {0: torch.tensor([[ln3, 0.0], [0.0, ln3]]), 1: torch.tensor([[ln3, 0.0], [0.0, 0.0]])}
+    Y = {0: torch.tensor([[ln3, 0.0], [0.0, ln3]]) + 1, 1: torch.tensor([[ln3, 0.0], [0.0, 0.0]]) + 1}
 
     class Answer(dict):
         message = "AnsweredDocked"
@@ -170,3 +170,22 @@ def test_rounds_in_which_somebody_sat_out_are_read_by_themselves(monkeypatch):
         (1, {0: "0 in 1", 1: "1 in 1"}, [0, 1]),
         (2, {0: "0 in 2"}, [0]),
     ]
+
+
+def test_the_table_of_noise_has_a_dash_where_an_attack_was_not_run():
+    """AUC 0.6 and 0.8; errors 0.2 and 0.6 beside guesses of 0.4 and 0.5, of which the better counts."""
+    kept = script("dffke_kept")
+
+    def run(auc, error=None):
+        found = {"embedding_match": {"auc": [auc, 0, 1], "leak": auc > 0.7}}
+        if error is not None:
+            guesses = {"mean": [0.4, 0, 1], "nearest": [0.5, 0, 1]}
+            found["decoder"] = {"mse": [error, 0, 1], "baselines": guesses, "beats_baselines": error < 0.4}
+        return {"attacks": found}
+
+    both = kept.found_by([run(0.6, 0.2), run(0.8, 0.6)])
+    assert both == ["0.70 ± 0.14 (1 of 2)", "1.00 ± 0.71 (1 of 2)"]
+    assert kept.found_by([run(0.6), run(0.8)]) == [both[0], "-"]
+    assert kept.found_by([run(0.8)]) == ["0.80 (1 of 1)", "-"]
+    with pytest.raises(SystemExit, match="decoder was run on 1 of 2 seeds"):
+        kept.found_by([run(0.6, 0.2), run(0.8)])

@@ -5,9 +5,11 @@
 
 It answers whose a weakness of a long run is: the method's, or that of its retelling here. The code's own main function
 runs with its own order of steps, its own draws, its own augmentation and its own Adam. It gets the records of
-fedaudit's clients, their network with the same first weights, and the row's T_Dec, w_Dec and B. These are changed:
+fedaudit's clients, their network with the same first weights, and the row's T_Dec and w_Dec, where the code has 3 and
+64. The row's other settings are those of the code. These are changed:
 
-- Local training has at most the row's E_local epochs a round, as in fedaudit; the code has no limit.
+- Local training has at most the row's E_local epochs a round, as in fedaudit; the code has no limit. `--epochs 1000`
+  takes the limit away in effect.
 - The code ends when a test after the exchange is more than 8 points below the best one. Here it goes on, and the record
   says after which of the tests that are kept it would have ended.
 - Only every second round is tested, and on the test set alone.
@@ -47,6 +49,7 @@ from fedaudit.training import models
 
 FALL = 8.0  # points below the best test: the code's own rule ends a run there
 EVERY = 2  # rounds between two tests
+VALUES = ("E_local", "tau", "eta", "B", "T_Dec", "w_Dec", "T_FKE")  # of the row, that the code gets
 
 
 @dataclass
@@ -58,6 +61,7 @@ class Row:
     apart: float  # variance of these embeddings over rows, as a share of their mean square
     said: float = 0.0  # share of the images on which their own teacher says the class of the record behind them
     sure: float = 0.0  # mean of the largest probability in these answers
+    epochs: float = 0.0  # of local training, mean over clients
     before: float | None = None  # accuracy right before the exchange
     after: float | None = None  # right after it
     minutes: float = 0.0  # since the run began
@@ -94,6 +98,7 @@ class Rounds:
     begun: float = field(default_factory=time.perf_counter)
     rows: list[Row] = field(default_factory=list)
     trained: float | None = None  # the last test right after local training
+    epochs: float = 0.0  # of the last local training, mean over clients
     keep: Callable[[list[Row]], object] = list  # called after each round
 
     @property
@@ -126,6 +131,7 @@ class Rounds:
 
         with mock.patch.object(self.code.utils, "run_one_epoch", epoch):
             self.code.utils.local_align_clients(clients, optimizers, **{**options, "test_loader": None})
+        self.epochs = float(np.mean(list(done.values())))
         self.trained = self.tested(clients, self.t)
 
     def docked(self, *words: Any, **named: Any) -> Any:
@@ -141,7 +147,7 @@ class Rounds:
         found, row = self.code.theirs.generator_to_local(*words, **named), self.rows[-1]
         p, y = (np.concatenate([getattr(of, name) for of in found]) for name in ("logit", "target"))
         row.said, row.sure = float((p.argmax(1) == y).mean()), float(p.max(1).mean())
-        row.before, row.after = self.trained, self.tested(named["clients"], row.round)
+        row.epochs, row.before, row.after = self.epochs, self.trained, self.tested(named["clients"], row.round)
         row.minutes = round((time.perf_counter() - self.begun) / 60, 2)
         self.keep(self.rows)
         return found
@@ -180,9 +186,14 @@ def ended(rows: list[Row]) -> int | None:
     return None
 
 
+def method_of(setting: Setting) -> Any:
+    """Return the method of the suite's row, whose values the code gets."""
+    return DFFKE.make(dict(setting.set), "authors")
+
+
 def play(code: Code, setting: Setting, keep: Callable[[list[Row]], object]) -> None:
     """Let the code's main function run for the setting's rounds."""
-    method: Any = DFFKE.make(dict(setting.set), "authors")
+    method = method_of(setting)
     world = World(setting)
     torch.manual_seed(setting.seed)
     np.random.seed(setting.seed)
@@ -215,15 +226,18 @@ def main(words: list[str]) -> int:
     parser.add_argument("--suite", type=Path, required=True, help="a suite, of whose first row the clients are")
     parser.add_argument("--seed", type=int, default=0, help="the clients' seed")
     parser.add_argument("--rounds", type=int, help="in place of the suite's")
+    parser.add_argument("--epochs", type=int, help="of local training a round at most, in place of the row's E_local")
     parser.add_argument("--json", type=Path, required=True, help="keep the figures in this file")
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     first = read_suite(asked.suite).cells()[0]
-    setting = first.model_copy(update={"seed": asked.seed, "rounds": asked.rounds or first.rounds})
+    values = {**first.set, "E_local": asked.epochs} if asked.epochs else first.set
+    setting = first.model_copy(update={"seed": asked.seed, "rounds": asked.rounds or first.rounds, "set": values})
     code = Code(asked.checkout)
     what = {
         "checkout": commit_of(asked.checkout), "suite": asked.suite.name, "seed": setting.seed,
         "rounds": setting.rounds, "torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine(),
+        "values": {name: getattr(method_of(setting), name) for name in VALUES},
     }  # fmt: skip
 
     def keep(rows: list[Row]) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import statistics
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,16 +64,31 @@ def grouped(folder: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def found_by(records: list[dict[str, Any]]) -> list[str]:
-    """The cells of two attacks: mean ± deviation over seeds, and how often the attack says that it succeeded."""
-    of = [record["attacks"] for record in records]
-    auc = [found["embedding_match"]["auc"][0] for found in of]
-    error = [found["decoder"]["mse"][0] / min(g[0] for g in found["decoder"]["baselines"].values()) for found in of]
-    verdicts = [("embedding_match", "leak"), ("decoder", "beats_baselines")]
-    counts = [sum(found[attack][verdict] for found in of) for attack, verdict in verdicts]
-    return [
-        f"{statistics.fmean(values):.2f} ± {statistics.stdev(values):.2f} ({count} of {len(of)})"
-        for values, count in zip((auc, error), counts, strict=True)
-    ]
+    """Return the cells of two attacks: mean ± deviation over seeds, and how often the attack says that it succeeded.
+    A row on which an attack was not asked for has a dash.
+    """
+    return [_cell(records, "embedding_match", "leak", _auc), _cell(records, "decoder", "beats_baselines", _error)]
+
+
+def _auc(found: dict[str, Any]) -> float:
+    return float(found["auc"][0])
+
+
+def _error(found: dict[str, Any]) -> float:
+    return float(found["mse"][0]) / min(float(guess[0]) for guess in found["baselines"].values())
+
+
+def _cell(records: list[dict[str, Any]], attack: str, verdict: str, value: Callable[[dict[str, Any]], float]) -> str:
+    of = [record["attacks"][attack] for record in records if attack in record["attacks"]]
+    if not of:
+        return "-"
+    if len(of) < len(records):
+        raise SystemExit(f"{attack} was run on {len(of)} of {len(records)} seeds. Run it on all of them, or on none.")
+    return f"{_spread([value(found) for found in of])} ({sum(found[verdict] for found in of)} of {len(of)})"
+
+
+def _spread(values: list[float]) -> str:
+    return f"{statistics.fmean(values):.2f}" + (f" ± {statistics.stdev(values):.2f}" if len(values) > 1 else "")
 
 
 def epsilon(records: list[dict[str, Any]], kind: str) -> str:
