@@ -3,7 +3,7 @@
     python benchmarks/studies/dffke/dffke_drift_picture.py
 
 draws docs/results/dffke_drift.png from `records/dffke_cifar_small`, `dffke_answers.json` and, for the author's code,
-`../authors/dffke_rounds.json`.
+`../authors/dffke_rounds*.json`.
 """
 
 from __future__ import annotations
@@ -22,11 +22,15 @@ STUDY = Path(__file__).parent
 OUT = Path(__file__).resolve().parents[3] / "docs" / "results" / "dffke_drift.png"
 RUNS = {  # by the name of the record
     "preset as it is": "as-it-is",
+    "preset, no limit of epochs": "no-limit",
     "without the discrepancy": "no-discrepancy",
     "docking layers rest": "docking-rests",
     "docking layers begin anew": "docking-anew",
 }
-CODE = "the author's code"
+CODE = {  # by the name of the file
+    "the author's code": "dffke_rounds",
+    "the author's code, no limit of epochs": "dffke_rounds_no_limit",
+}
 GAIN, LENGTH = "common test set, after the exchange minus before, points", "length of docked embeddings"
 Curve = list[tuple[int, float]]
 
@@ -39,9 +43,10 @@ def curves() -> dict[str, dict[str, Curve]]:
         rounds = _read(STUDY / "records" / "dffke_cifar_small" / f"{name}.json")["rounds"]
         gains = [(row["round"], _mean(row, "exchanged") - _mean(row, "trained")) for row in rounds]
         found[label] = {GAIN: gains, LENGTH: [(row["round"], row["length"]) for row in lengths[name]]}
-    rows = _read(STUDY.parent / "authors" / "dffke_rounds.json")["rows"]
-    gains = [(row["round"], row["after"] - row["before"]) for row in rows if row["after"] is not None]
-    found[CODE] = {GAIN: gains, LENGTH: [(row["round"], row["length"]) for row in rows]}
+    for label, name in CODE.items():
+        rows = _read(STUDY.parent / "authors" / f"{name}.json")["rows"]
+        gains = [(row["round"], row["after"] - row["before"]) for row in rows if row["after"] is not None]
+        found[label] = {GAIN: gains, LENGTH: [(row["round"], row["length"]) for row in rows]}
     return found
 
 
@@ -59,7 +64,7 @@ def draw(found: dict[str, dict[str, Curve]]) -> Figure:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for number, (label, of) in enumerate(found.items()):
-        dashed = "--" if label == CODE else "-"
+        dashed = "--" if label in CODE else "-"
         for axis, name in ((left, GAIN), (right, LENGTH)):
             axis.plot(*zip(*of[name], strict=True), color=f"C{number}", linestyle=dashed, label=label)
     left.axhline(0, color="0.6", linewidth=0.8)

@@ -79,7 +79,7 @@ def _error(found: dict[str, Any]) -> float:
 
 
 def _cell(records: list[dict[str, Any]], attack: str, verdict: str, value: Callable[[dict[str, Any]], float]) -> str:
-    of = [record["attacks"][attack] for record in records if attack in record["attacks"]]
+    of = [record["attacks"][attack] for record in records if attack in record.get("attacks", {})]
     if not of:
         return "-"
     if len(of) < len(records):
