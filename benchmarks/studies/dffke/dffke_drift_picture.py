@@ -21,15 +21,15 @@ from fedaudit.reports.figures import style
 STUDY = Path(__file__).parent
 OUT = Path(__file__).resolve().parents[3] / "docs" / "results" / "dffke_drift.png"
 RUNS = {  # by the name of the record
-    "preset as it is": "as-it-is",
-    "preset, no limit of epochs": "no-limit",
+    "preset, ten local epochs": "as-it-is",
+    "preset, no limit": "no-limit",
     "without the discrepancy": "no-discrepancy",
     "docking layers rest": "docking-rests",
     "docking layers begin anew": "docking-anew",
 }
 CODE = {  # by the name of the file
-    "the author's code": "dffke_rounds",
-    "the author's code, no limit of epochs": "dffke_rounds_no_limit",
+    "the author's code, ten local epochs": "dffke_rounds",
+    "the author's code, no limit": "dffke_rounds_no_limit",
 }
 GAIN, LENGTH = "common test set, after the exchange minus before, points", "length of docked embeddings"
 Curve = list[tuple[int, float]]
