@@ -28,6 +28,7 @@ from fedaudit.wire.traffic import Key, Plan
 
 CONVENTIONS = ("payload", "wire")
 HEAD = 16  # rounds that are computed one by one before any is taken to follow from others
+MOST = 256  # rounds of drawn clients that are computed
 
 
 def make_plan(setting: Setting, participants: list[int] | None = None) -> tuple[Method, Plan]:
@@ -64,15 +65,15 @@ def make_plan(setting: Setting, participants: list[int] | None = None) -> tuple[
 
 
 def on_average(setting: Setting) -> list[int]:
-    """Return as many clients as take part in a round, on average where their number is drawn."""
+    """Return stand-ins for the participants of a round: the first clients, as many as take part on average."""
     return list(range(max(1, round(setting.participation * setting.clients))))
 
 
-def with_participants(everyone: Plan, t: int, participants: list[int]) -> Plan:
-    """Return the plan of round t, in which some of a plan's participants take part."""
-    n = {k: everyone.n[k] for k in participants}
-    archs = {k: everyone.archs[k] for k in participants}
-    return dataclasses.replace(everyone, t=t, participants=participants, n=n, archs=archs)
+def with_participants(plan_of_all: Plan, t: int, participants: list[int]) -> Plan:
+    """Return the plan of round t, in which some of the participants of a bare plan take part."""
+    n = {k: plan_of_all.n[k] for k in participants}
+    archs = {k: plan_of_all.archs[k] for k in participants}
+    return dataclasses.replace(plan_of_all, t=t, participants=participants, n=n, archs=archs)
 
 
 def _foreign_size(setting: Setting) -> int:
@@ -171,9 +172,9 @@ def payload_of_rounds(
 ) -> int | None:
     """Return the payload of these rounds in both directions, or None if the method does not declare its traffic.
 
-    Where clients are drawn for each round, every round is computed. Where all take part, the first ones are. If their
-    sizes only grow, or stay, so do those of the others, we take it, and what lies between two rounds on one line with
-    the middle is not computed.
+    Where clients are drawn, every round is computed, or of more than 256 so many at even distances, for all. Where all
+    clients take part, the first rounds are computed. If their sizes never fall, we take it that later ones do not
+    either, and what lies between two rounds on one line with the middle is not computed.
     """
 
     @functools.cache
@@ -199,9 +200,12 @@ def payload_of_rounds(
         return line(first, middle) + line(middle + 1, last)
 
     try:
+        if setting.participation < 1:
+            some = rounds[:: -(-len(rounds) // MOST)] if len(rounds) > MOST else rounds
+            return round(sum(map(payload, some)) * len(rounds) / max(1, len(some)))
         head = [payload(t) for t in rounds[:HEAD]]
         rest = rounds[HEAD:]
-        if setting.participation < 1 or head != sorted(head):
+        if head != sorted(head):
             return sum(map(payload, rounds))
         return sum(head) + (line(rest[0], rest[-1]) if rest else 0)
     except _Undeclared:

@@ -93,7 +93,7 @@ def open_run(run: RunState) -> None:
         run.twins.go_on(run.started)
         if run.started < run.setting.rounds:
             _go_on(run, head, before)
-    run.watch(run.started, run.setting.rounds, f"ready; a round adds {_expected_size(run)} to the transcript")
+    run.watch(run.started, run.setting.rounds, f"ready; {_expected_size(run)}")
 
 
 COPIES = (
@@ -170,24 +170,26 @@ def _go_on(run: RunState, head: dict[str, Any], before: Setting) -> None:
 
 
 def _expected_size(run: RunState) -> str:
-    """Return in words how much the messages of one round are at most: a broadcast is stored once, old model states
+    """Return in words how much the transcript grows in one round at most: a broadcast is stored once, old model states
     are dropped. Some methods send more in later rounds, so the first, the second and the last are looked at, and
     where the number of clients is drawn, the round with the most."""
     setting, most = run.setting, 0
     last = max(setting.rounds, 1)
-    largest = max(range(1, last + 1), key=lambda t: len(participants_of(setting, t))) if _is_drawn(setting) else 1
+    largest = (
+        max(range(1, last + 1), key=lambda t: len(participants_of(setting, t))) if _number_is_drawn(setting) else 1
+    )
     for t in sorted({1, min(2, last), last, largest}):
         participants = participants_of(setting, t)
         if len(participants) < (2 if setting.aggregate == "secure" else 1):
             continue  # nobody is asked, and there is no sum of one client
         sent = sent_in_round(run.method, run.world.plan(t, participants), setting)
         if sent is None:
-            return "what the method sends, which it does not declare,"
+            return "the transcript grows by what the method sends, which it does not declare"
         most = max(most, sum(s.payload + s.buffers + s.header for s in sent[0].values()))
-    return f"up to {bytes_text(most)} of messages"
+    return f"a round adds up to {bytes_text(most)} of messages to the transcript"
 
 
-def _is_drawn(setting: Setting) -> bool:
+def _number_is_drawn(setting: Setting) -> bool:
     """Return whether the number of clients in a round is drawn."""
     return setting.sampling == "poisson"
 

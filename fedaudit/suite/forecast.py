@@ -278,15 +278,15 @@ def _plans(setting: Setting) -> tuple[Method, list[Plan], Callable[[int], Plan]]
     """Return the method, plans of its rounds with as many clients as on average, and a function that gives the plan of
     a round with those that the seed draws. They come from the data if they are here, else from their published size.
     """
-    some = sorted({1, 2, setting.rounds})
+    looked_at = sorted({1, 2, setting.rounds})
     if not available(setting.dataset, setting.data_dir):
-        method, everyone = make_plan(setting, list(range(setting.clients)))
-        usual = [with_participants(everyone, t, on_average(setting)) for t in some]
-        return method, usual, lambda t: with_participants(everyone, t, participants_of(setting, t))
+        method, of_all = make_plan(setting, list(range(setting.clients)))
+        usual = [with_participants(of_all, t, on_average(setting)) for t in looked_at]
+        return method, usual, lambda t: with_participants(of_all, t, participants_of(setting, t))
     world = world_of(setting.model_dump_json())
     if why := world.misfit():
         raise NotApplicable(f"{why}.")
-    usual = [world.plan(t, on_average(setting)) for t in some]
+    usual = [world.plan(t, on_average(setting)) for t in looked_at]
     return world.method, usual, lambda t: world.plan(t, participants_of(setting, t))
 
 

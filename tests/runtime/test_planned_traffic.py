@@ -7,6 +7,7 @@ GiB as "GB" and MiB as "MB".
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import math
 from types import SimpleNamespace
@@ -533,6 +534,19 @@ def test_each_round_is_computed_where_clients_are_drawn(monkeypatch):
         monkeypatch, lambda plan: {("up", "A.x"): stairs(plan.t)}, rounds=200, clients=100, participation=0.03
     )
     assert payload_of(setting, range(1, 66)) == sum(map(stairs, range(1, 66)))
+    assert payload_of(setting, range(1, 257)) == sum(map(stairs, range(1, 257)))
+
+
+@pytest.mark.parametrize("count", [257, 1000, 5000])
+def test_of_many_rounds_of_drawn_clients_some_are_computed_for_all(count, monkeypatch):
+    """Masks of a thousand clients take long to plan. Rounds lie at even distances."""
+    asked = []
+    setting = planned_by(
+        monkeypatch, lambda plan: asked.append(plan.t) or {("up", "A.x"): 1000 + plan.t}, clients=10, participation=0.3
+    )
+    assert payload_of(setting, range(1, count + 1)) == pytest.approx(1000 * count + count * (count + 1) / 2, rel=0.01)
+    assert 128 <= len(asked) <= 256
+    assert len({b - a for a, b in itertools.pairwise(asked)}) == 1
 
 
 def test_a_round_for_which_nobody_is_drawn_sends_nothing(monkeypatch):

@@ -297,13 +297,28 @@ def test_a_policy_is_held_against_the_first_and_the_last_rounds(rounds, looked, 
 @pytest.mark.parametrize(
     ("rounds", "declared", "asked", "words"),
     [
-        (9, lambda t: None, [1], "what the method sends, which it does not declare,"),
-        (9, lambda t: {("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300}, [1, 2, 9], "up to 1.50 kB of messages"),
-        (9, lambda t: {("up", "a.b"): 1000 * t}, [1, 2, 9], "up to 9.00 kB of messages"),
-        (9, lambda t: {("up", "a.b"): 4000 // t}, [1, 2, 9], "up to 4.00 kB of messages"),
-        (9, lambda t: {("up", "a.b"): 5000 if t == 2 else 1}, [1, 2, 9], "up to 5.00 kB of messages"),
-        (1, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB of messages"),
-        (0, lambda t: {("up", "a.b"): 1000 * t}, [1], "up to 1.00 kB of messages"),
+        (9, lambda t: None, [1], "the transcript grows by what the method sends, which it does not declare"),
+        (
+            9,
+            lambda t: {("up", "a.b"): Size(1000, 200), ("down", "c.d"): 300},
+            [1, 2, 9],
+            "a round adds up to 1.50 kB of messages to the transcript",
+        ),
+        (9, lambda t: {("up", "a.b"): 1000 * t}, [1, 2, 9], "a round adds up to 9.00 kB of messages to the transcript"),
+        (
+            9,
+            lambda t: {("up", "a.b"): 4000 // t},
+            [1, 2, 9],
+            "a round adds up to 4.00 kB of messages to the transcript",
+        ),
+        (
+            9,
+            lambda t: {("up", "a.b"): 5000 if t == 2 else 1},
+            [1, 2, 9],
+            "a round adds up to 5.00 kB of messages to the transcript",
+        ),
+        (1, lambda t: {("up", "a.b"): 1000 * t}, [1], "a round adds up to 1.00 kB of messages to the transcript"),
+        (0, lambda t: {("up", "a.b"): 1000 * t}, [1], "a round adds up to 1.00 kB of messages to the transcript"),
     ],
 )
 def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words, monkeypatch):
@@ -318,11 +333,10 @@ def test_how_much_a_round_adds_to_the_transcript(rounds, declared, asked, words,
 
 
 @pytest.mark.parametrize(
-    ("values", "words"),
-    [({"compress": "int8"}, "up to 250 B of messages"), ({"aggregate": "secure"}, "up to 70 B of messages"),
-     ({}, "up to 1.00 kB of messages")],
-)  # fmt: skip
-def test_how_much_a_compressed_or_summed_round_adds(values, words, monkeypatch):
+    ("values", "size"),
+    [({"compress": "int8"}, "250 B"), ({"aggregate": "secure"}, "70 B"), ({}, "1.00 kB")],
+)
+def test_how_much_a_compressed_or_summed_round_adds(values, size, monkeypatch):
     """The size of a stage's own making; a secure sum's masks and shares in place of the replies."""
     declared = {("up", "a.b"): Size(1000)}
     monkeypatch.setattr(run_opening, "participants_of", lambda setting, t: [0, 1])
@@ -333,11 +347,15 @@ def test_how_much_a_compressed_or_summed_round_adds(values, words, monkeypatch):
     method = SimpleNamespace(traffic=lambda plan: declared)
     setting = Setting.make(rounds=3).model_copy(update=values)
     run = SimpleNamespace(method=method, world=SimpleNamespace(plan=lambda t, who: t), setting=setting)
-    assert run_opening._expected_size(run) == words
+    assert run_opening._expected_size(run) == f"a round adds up to {size} of messages to the transcript"
 
 
 @pytest.mark.parametrize(
-    ("aggregate", "words"), [("plain", "up to 700 B of messages"), ("secure", "up to 500 B of messages")]
+    ("aggregate", "words"),
+    [
+        ("plain", "a round adds up to 700 B of messages to the transcript"),
+        ("secure", "a round adds up to 500 B of messages to the transcript"),
+    ],
 )
 def test_the_round_with_the_most_clients_tells_the_size(aggregate, words, monkeypatch):
     """Clients are drawn: nobody in the first round, one in the second, none in the last, five in round 4. Nobody sends

@@ -236,18 +236,22 @@ def test_what_is_said_of_table_4_on_fashion_mnist():
         return f"{mean:+.1f} [{mean - half:.1f}, {mean + half:.1f}]"
 
     bare, noisy, claimed = "no noise", "pure noise", "epsilon 1 as claimed"
-    lost = apart(claimed, bare).split()[0].lstrip("-")
     assert (
-        f"by {apart(bare)} points without noise, by {apart(claimed)} with the noise claimed for epsilon = 1, "
-        f"which is {lost} less, and by {apart(noisy)} with pure noise" in flat
+        f"by {apart(bare)} points without noise and by {apart(claimed)} with the noise claimed for epsilon = 1, "
+        f"which is {apart(bare, claimed)[1:]} less. With pure noise it is {apart(noisy)}: no lift is shown, and "
+        f"{apart(bare, noisy)[1:]} less than without noise." in flat
     )
-    own = [apart(name, key="clients_on_own") for name in (claimed, bare)]
-    assert f"{own[0]} points to training alone with it, {own[1]} without." in flat
+    own = [apart(*of, key="clients_on_own")[1:] for of in (("alone", bare), (bare, claimed))]
+    assert f"the exchange takes {own[0]} points without noise, and the claimed noise a further {own[1]}." in flat
     told = [runs[claimed, k]["attacks"]["embedding_match"] for k in range(3)]
     aucs = [found["auc"][0] for found in told]
-    assert f"an AUC of {min(aucs):.2f} to {max(aucs):.2f}, a leak by the attack's own verdict with each of the" in flat
+    lows = [found["auc"][1] for found in told]
+    assert (
+        f"an AUC of {min(aucs):.2f} to {max(aucs):.2f} (lower ends of the intervals {min(lows):.2f} to "
+        f"{max(lows):.2f}), a leak by the attack's own verdict with each of the three seeds" in flat
+    )
     assert all(found["leak"] and found["auc"][1] > 0.5 for found in told)
-    assert f"the same noise leaves {fmean(aucs):.2f}, a leak with each of three seeds." in flat
+    assert f"the same claim leaves {fmean(aucs):.2f}, a leak with each of three seeds." in flat
     small = [json.loads(path.read_text()) for path in of_study("records/dffke_noise_small").glob("*.json")]
     there = [run for run in small if run["setting"]["label"] == claimed]
     assert [run["attacks"]["embedding_match"]["leak"] for run in there] == [False] * 3
@@ -849,12 +853,14 @@ def test_the_runs_on_a_fiftieth_of_cifar10_are_those_of_the_suite():
     done = {name: run["rounds_done"] for name, run in runs.items()}
     cut = done.pop("no-limit")
     assert done == {"as-it-is": 40, "no-discrepancy": 40, "docking-rests": 40, "docking-anew": 25, "alone": 40}
-    assert f"the first without that limit ({cut} of 40 rounds)" in flat
+    assert f"| fedaudit, no limit | no limit of local epochs | {cut} of 40, cut off | {commits['no-limit']} |" in flat
+    assert f"*fedaudit without the limit* ran for {cut} rounds, in which nothing falls" in flat
     for code in codes.values():
         assert (code["suite"], code["seed"], code["rounds"]) == ("dffke_cifar_small.toml", 0, 40)
         assert code["checkout"] == json.loads(of_study("parity_dffke.json").read_text())["checkout"]
     limited, free = (len(codes[name]["rows"]) for name in CODES.values())
-    assert f"once with that limit ({limited} of 40 rounds) and once without ({free} of 40)" in flat
+    assert f"from the same first weights | {limited} of 40, cut off | ff966a31 |" in flat
+    assert f"| the same without the limit | {free} of 40{', cut off' * (free < 40)} | ff3cbb46 |" in flat
     row = runs["as-it-is"]["hyper_parameters"]
     given = {name: row[name] for name in codes["free code"]["values"]}
     assert codes["free code"]["values"] == {**given, "E_local": 1000}
@@ -879,7 +885,7 @@ def test_the_tables_of_a_fiftieth_of_cifar10():
 
 def test_what_is_said_of_the_fall_on_a_fiftieth_of_cifar10():
     flat = " ".join((RESULTS / "dffke.md").read_text().split())
-    _, codes, after, before, lengths = of_a_fiftieth()
+    runs, codes, after, before, lengths = of_a_fiftieth()
     gain = {name: {t: after[name][t] - before[name][t] for t in after[name]} for name in after}
     stops = {name: ends_by_the_authors_rule(list(after[name].items())) for name in after}
     assert {name: code["ends_after"] for name, code in codes.items()} == {name: stops[name] for name in codes}
@@ -893,33 +899,53 @@ def test_what_is_said_of_the_fall_on_a_fiftieth_of_cifar10():
     trained = [row["epochs"] for row in rows]
     rest = trained[1:]
     assert f"for {trained[0]:.0f} epochs in round 1, on average, and {min(rest):.0f} to {max(rest):.0f} in each" in flat
-    free = [value for t, value in gain["free code"].items() if t >= 6]
-    assert f"gains {min(free):.1f} to {max(free):.1f} points in each test from round 6 to {len(rows) // 2 * 2}" in flat
+    free = [value for t, value in gain["free code"].items() if t >= 4]
+    assert f"the exchange takes {-gain['free code'][2]:.1f} points in round 2 and gains {min(free):.1f} to" in flat
+    assert f"{min(free):.1f} to {max(free):.1f} in each test from round 4 to {len(rows) // 2 * 2}." in flat
+    assert min(free) > 0
     assert stops["free code"] is None
     said = [codes[name]["rows"][0]["said"] for name in ("code", "free code")]
-    assert f"name the class of {100 * said[0]:.0f} % of their own images in round 1, and {100 * said[1]:.0f} %" in flat
-    assert f"and not in the {len(rows)} rounds that it ran for without the limit" in flat
-    assert f"the author's own code falls where local training is cut short, and not in {len(rows)} rounds where it" in flat
+    assert (
+        f"name the class of {100 * said[0]:.0f} % of their own images in round 1, and {100 * said[1]:.0f} % without"
+        in flat
+    )
+    assert f"and not in the {len(rows)} rounds that it ran for without the limit.*" in flat
+    assert f"falls with ten local epochs a round, and not in {len(rows)} rounds without that limit, which" in flat
     authors = " ".join((RESULTS / "authors.md").read_text().split())
     assert f"without that limit it does not in {len(rows)} rounds ([DFFKE](dffke.md))." in authors
+    falls = {
+        name: min(t for t in of if all(v < 0 for u, v in of.items() if u >= t))
+        for name, of in gain.items()
+        if of[max(of)] < 0
+    }
+    assert {name: falls[name] for name in ("code", "as-it-is", "no-discrepancy")} == {
+        "code": 18, "as-it-is": 28, "no-discrepancy": 22,
+    }  # fmt: skip
+    assert not {"free code", "no-limit", "docking-anew"} & set(falls)
+    assert "that code's from round 18 on and the preset's from 28 on" in authors
+    assert "in which each exchange from round 22 on takes points away" in flat
 
-    for name, words in (("as-it-is", "the preset as it is"), ("no-discrepancy", "without the discrepancy it")):
+    for name, words in (("as-it-is", "the first row"), ("no-discrepancy", "without the discrepancy it")):
         top = max(after[name], key=after[name].get)
         assert f"{words} rises to {after[name][top]:.2f} % in round {top}" in flat
         assert f"{after[name][40]:.2f} in round 40, {-gain[name][40]:.2f} points below what the clients" in flat
     worst = max(after["as-it-is"].values()) - after["as-it-is"][40]
     assert (stops["as-it-is"], worst < 8) == (None, True)
-    assert f"ends it after round {stops['no-discrepancy']}, and not the former, which is {worst:.2f} below" in flat
+    ending = f"would end the latter after round {stops['no-discrepancy']}, and not the first row, whose last test is"
+    assert f"{ending} {worst:.2f} below its best." in flat
     back = min(before[name][t] for name in ("as-it-is", "no-discrepancy") for t in before[name] if t >= 20)
     assert f"they are back at {back:.1f} % or more right before each exchange from round 20 on" in flat
 
+    own = [[row[3] for row in scores_of(runs["as-it-is"], point)] for point in ("exchanged", "trained")]
+    shown = [f"{min(of):.0f} to {max(of):.0f}" for of in own]
+    assert f"clients of the first row have {shown[0]} % after an exchange and {shown[1]} before it." in flat
     alone, there = after["alone"], after["as-it-is"]
     best = max(alone, key=alone.get)
     assert after["alone"] == before["alone"]
     assert f"have {alone[best]:.2f} % in their best test, of round {best}, and {alone[40]:.2f} in round 40" in flat
     over = max(there.values()) - alone[best]
     below = sum(before["as-it-is"][t] < alone[t] for t in alone)
-    assert f"best test after an exchange is {over:.2f} points above that" in flat
+    assert f"first row's best test after an exchange is {over:.2f} points above that" in flat
     assert f"right before an exchange it is below them in {below} of {len(alone)}." in flat
 
     first, last = ({name: of[edge(of)] for name, of in lengths.items()} for edge in (min, max))
@@ -936,11 +962,12 @@ def test_what_is_said_of_the_fall_on_a_fiftieth_of_cifar10():
     rests, tested = gain["docking-rests"], len(gain["docking-rests"])
     lost = sum(value < 0 for value in rests.values())
     deepest = min(rests, key=rests.get)
-    assert f"takes points away in {lost} of {tested} tests, {-rests[deepest]:.2f} in round {deepest}" in flat
+    most = f"most in round {deepest} ({-rests[deepest]:.2f}), and {-rests[40]:.2f} in round 40"
+    assert f"takes points away in {lost} of {tested} tests, {most}" in flat
     anew = gain["docking-anew"]
-    assert f"gains points in {sum(v > 0 for v in anew.values())} of {len(anew)} tests" in flat
-    assert min(t for t, v in gain["as-it-is"].items() if t > 4 and v < 0) == 28, "they end before"
-    assert "ends before round 28, in which the preset's exchange begins to take points away" in flat
+    assert f"the exchange gains {anew[22]:.2f} and {anew[24]:.2f} points in rounds 22 and 24" in flat
+    within = lengths["no-limit"].values()
+    assert f"docked embeddings have a length of {min(within):.1f} to {max(within):.1f}." in flat
 
 
 def test_the_picture_of_a_fiftieth_of_cifar10_shows_the_records(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@
 It answers whose a weakness of a long run is: the method's, or that of its retelling here. The code's own main function
 runs with its own order of steps, its own draws, its own augmentation and its own Adam. It gets the records of
 fedaudit's clients, their network with the same first weights, and the row's T_Dec and w_Dec, where the code has 3 and
-64. The row's other settings are those of the code. These are changed:
+64. B, tau, eta and T_FKE of the row are the code's own. These are changed:
 
 - Local training has at most the row's E_local epochs a round, as in fedaudit; the code has no limit. `--epochs 1000`
   takes the limit away in effect.
@@ -49,7 +49,7 @@ from fedaudit.training import models
 
 FALL = 8.0  # points below the best test: the code's own rule ends a run there
 EVERY = 2  # rounds between two tests
-VALUES = ("E_local", "tau", "eta", "B", "T_Dec", "w_Dec", "T_FKE")  # of the row, that the code gets
+VALUES = ("E_local", "tau", "eta", "B", "T_Dec", "w_Dec", "T_FKE")  # of the row, as the code is given them
 
 
 @dataclass
@@ -231,8 +231,10 @@ def main(words: list[str]) -> int:
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     first = read_suite(asked.suite).cells()[0]
-    values = {**first.set, "E_local": asked.epochs} if asked.epochs else first.set
-    setting = first.model_copy(update={"seed": asked.seed, "rounds": asked.rounds or first.rounds, "set": values})
+    values = first.set if asked.epochs is None else {**first.set, "E_local": asked.epochs}
+    setting = first.model_copy(
+        update={"seed": asked.seed, "rounds": first.rounds if asked.rounds is None else asked.rounds, "set": values}
+    )
     code = Code(asked.checkout)
     what = {
         "checkout": commit_of(asked.checkout), "suite": asked.suite.name, "seed": setting.seed,

@@ -64,9 +64,15 @@ def draw(found: dict[str, dict[str, Curve]]) -> Figure:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     for number, (label, of) in enumerate(found.items()):
-        dashed = "--" if label in CODE else "-"
+        line = "--" if label in CODE else "-"
         for axis, name in ((left, GAIN), (right, LENGTH)):
-            axis.plot(*zip(*of[name], strict=True), color=f"C{number}", linestyle=dashed, label=label)
+            axis.plot(
+                *zip(*of[name], strict=True),
+                color=f"C{number}",
+                linestyle=line,
+                marker="." if len(of[name]) < 3 else None,
+                label=label,
+            )
     left.axhline(0, color="0.6", linewidth=0.8)
     right.set_yscale("log")
     right.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
