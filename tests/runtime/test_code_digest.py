@@ -431,6 +431,7 @@ def test_folders_on_the_path_may_be_relative_or_links_or_no_text(tmp_path, monke
     assert code_digest._is_library(found)
     assert code_digest._is_library(tmp_path / "lib" / "made_up_b" / "c" / "d.py"), "in a package of a package"
     here = put_by_pip(tmp_path, "made_up_here")
+    monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     assert not code_digest._is_library(here)
     monkeypatch.setattr(sys, "path", ["", *sys.path])
     assert code_digest._is_library(here), "an empty text is the folder in which a notebook runs"
