@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -201,7 +202,7 @@ def payload_of_rounds(
 
     try:
         if setting.participation < 1:
-            some = rounds[:: -(-len(rounds) // MOST)] if len(rounds) > MOST else rounds
+            some = rounds[:: max(1, math.ceil(len(rounds) / MOST))]
             return round(sum(map(payload, some)) * len(rounds) / max(1, len(some)))
         head = [payload(t) for t in rounds[:HEAD]]
         rest = rounds[HEAD:]

@@ -555,7 +555,9 @@ def test_a_round_for_which_nobody_is_drawn_sends_nothing(monkeypatch):
     method, everyone = planned_traffic.make_plan(setting)
     drawn = {1: [1, 3], 2: [], 3: [0]}
     plans = {t: planned_traffic.with_participants(everyone, t, who) for t, who in drawn.items()}
-    assert (list(plans[1].n), list(plans[1].archs), plans[1].t) == ([1, 3], [1, 3], 1)
+    unlike = dataclasses.replace(everyone, n={k: 10 * k for k in range(4)}, archs=dict(enumerate("abcd")))
+    two = planned_traffic.with_participants(unlike, 5, [1, 3])
+    assert (two.t, two.participants, two.n, two.archs) == (5, [1, 3], {1: 10, 3: 30}, {1: "b", 3: "d"})
     assert planned_traffic.payload_of_rounds(method, plans.__getitem__, setting, range(1, 4)) == 19 + 0 + 12
     assert planned_traffic.payload_of_rounds(method, plans.__getitem__, setting, range(2, 3)) == 0
 
