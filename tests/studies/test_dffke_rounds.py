@@ -23,6 +23,7 @@ from fedaudit.suite.suite_file import read_suite
 UTILS = '''
 def run_one_epoch(net, loader, optimizer=None, device="cpu"):
     seen.append((net, optimizer is not None))
+    devices.add(device)
     return 0.0, net.accuracy
 
 def local_align_clients(clients, optimizers, train_loaders, passing_acc, test_loader=None, device="cpu"):
@@ -51,7 +52,7 @@ def played(rounds_script):
     """Return the script's rounds over a stand-in for the code, whose every answer is known, and what it called."""
     utils = types.ModuleType("utils")
     exec(UTILS, vars(utils))
-    utils.seen = seen = []
+    utils.seen, utils.devices = seen, devices = [], set()
     docked = [np.float32([[1, 2], [3, 2]]), np.float32([[1, 2], [3, 2]])]
     answers = [([[0.9, 0.1], [0.2, 0.8]], [0, 1]), ([[0.3, 0.7], [0.6, 0.4]], [0, 0])]
     loaders = [types.SimpleNamespace(dataset=types.SimpleNamespace(emb=e)) for e in docked]
@@ -61,18 +62,19 @@ def played(rounds_script):
     )
     code = types.SimpleNamespace(utils=utils, theirs=theirs)
     setting, method = types.SimpleNamespace(rounds=3), types.SimpleNamespace(E_local=4)
-    return rounds_script.Rounds(code, setting, method, test=[]), seen
+    yield rounds_script.Rounds(code, setting, method, test=[], device="cuda"), seen
+    assert devices <= {"cuda"}, "networks and batches on two devices"
 
 
 def test_local_training_ends_after_the_row_s_epochs(played):
     """One client never passes and has four epochs, the other passes at once."""
     rounds, seen = played
     slow, quick = Client(50.0), Client(99.0)
-    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98, test_loader="all")
+    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98, test_loader="all", device="cuda")
     trained = [net for net, training in seen if training]
     assert (trained.count(slow), trained.count(quick)) == (4, 1)
     seen.clear()
-    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98)
+    rounds.align([slow, quick], ["Adam"], train_loaders=[0, 0], passing_acc=0.98, device="cuda")
     assert sum(training for _, training in seen) == 5, "epochs are counted anew in each round"
     assert rounds.epochs == 2.5, "their mean over clients"
     rounds.docked()
@@ -88,7 +90,7 @@ def test_rounds_are_tested_every_second_time_before_and_after(played):
     rounds.keep = lambda rows: kept.append(len(rows))
     for _ in range(3):
         client.accuracy = 40.0
-        rounds.align([client], ["Adam"], train_loaders=[0], passing_acc=0.98)
+        rounds.align([client], ["Adam"], train_loaders=[0], passing_acc=0.98, device="cuda")
         rounds.docked()
         client.accuracy = 60.0
         rounds.exchange(clients=[client])
@@ -140,7 +142,7 @@ def given(rounds_script, monkeypatch):
         transforms=types.SimpleNamespace(get_cifar10_transform=lambda: found.transforms),
         dataset=types.SimpleNamespace(CustomDataset=records),
     )
-    monkeypatch.setattr(rounds_script, "clients_of", lambda code, world, count: [f"client {k}" for k in range(count)])
+    monkeypatch.setattr(rounds_script, "clients_of", lambda code, world, count: [nn.Linear(2, 2) for k in range(count)])
     monkeypatch.setattr(
         rounds_script, "DataLoader", lambda of, batch_size, shuffle: types.SimpleNamespace(
             of=of, batch=batch_size, shuffle=shuffle)
@@ -149,7 +151,7 @@ def given(rounds_script, monkeypatch):
     found.setting = Setting.make(
         method="dffke", preset="authors", dataset="digits", aux=0.5, clients=2, model="cnn_bn", rounds=5, set=values
     )
-    rounds_script.play(code, found.setting, lambda rows: None)
+    rounds_script.play(code, found.setting, lambda rows: None, "meta")
     return found
 
 
@@ -157,9 +159,10 @@ def test_the_code_gets_the_row_s_values(given):
     assert given.args == {
         "n_clients": 2, "batch_size": 20, "L2G_epoch": 7, "G2L_epoch": 3, "client_lr": 0.001,
         "local_align_acc": 0.9, "knowledge_exchange_rounds": 5,
+        "device": "meta",
     }  # fmt: skip
     assert given.named["get_generator"](model_name="any", nz=64, n_cls=10) == (64, 16, 32, 3, 10)
-    assert given.named["init_client_nets"]("words") == ["client 0", "client 1"]
+    assert [client.weight.device.type for client in given.named["init_client_nets"]("words")] == ["meta", "meta"]
     assert given.named["evaluate"]("words") == [0.0], "its own early end"
 
 
@@ -193,14 +196,16 @@ def test_what_is_measured_of_embeddings_and_answers(played):
     assert (row.said, row.sure) == (0.75, pytest.approx(0.75))
 
 
-@pytest.mark.parametrize(("words", "epochs"), [([], 10), (["--epochs", "1000", "--rounds", "3"], 1000)])
+@pytest.mark.parametrize(
+    ("words", "epochs"), [([], 10), (["--epochs", "1000", "--rounds", "3", "--device", "cuda"], 1000)]
+)
 def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_path, words, epochs):
     """The row's values, with another limit of local epochs where one is asked for; the code gets the same."""
     given, settings = [], []
     code = types.SimpleNamespace(imported=contextlib.nullcontext)
 
-    def play(code, setting, keep):
-        settings.append(setting)
+    def play(code, setting, keep, device):
+        settings.append((setting, device))
         given.append(rounds_script.method_of(setting))
         keep([rounds_script.Row(1, 1.0, 1.0)])
 
@@ -211,8 +216,10 @@ def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_p
     kept = tmp_path / "rounds.json"
     suite = str(of_study("dffke_cifar_small.toml"))
     rounds_script.main(["--checkout", "x", "--suite", suite, "--seed", "1", "--json", str(kept), *words])
-    assert settings[0].rounds == (3 if words else 40)
-    found = json.loads(kept.read_text())
+    (setting, device), found = settings[0], json.loads(kept.read_text())
+    assert setting.rounds == (3 if words else 40)
+    assert setting.device == "cpu", "records and first weights come from there, on any machine"
+    assert device == found["device"] == ("cuda" if words else "cpu")
     assert found["values"] == {
         "E_local": epochs, "tau": 0.98, "eta": 0.001, "B": 100, "T_Dec": 10, "w_Dec": 16, "T_FKE": 2,
     }  # fmt: skip

@@ -95,6 +95,7 @@ class Rounds:
     setting: Setting
     method: Any
     test: DataLoader[Any]
+    device: str = "cpu"
     begun: float = field(default_factory=time.perf_counter)
     rows: list[Row] = field(default_factory=list)
     trained: float | None = None  # the last test right after local training
@@ -113,7 +114,7 @@ class Rounds:
         for client in clients:
             client.eval()
             with torch.no_grad():
-                found.append(self.code.utils.run_one_epoch(client, self.test)[1])
+                found.append(self.code.utils.run_one_epoch(client, self.test, None, self.device)[1])
         return float(np.mean(found))
 
     def decoder(self, model_name: str, nz: int, n_cls: int) -> nn.Module:
@@ -191,15 +192,15 @@ def method_of(setting: Setting) -> Any:
     return DFFKE.make(dict(setting.set), "authors")
 
 
-def play(code: Code, setting: Setting, keep: Callable[[list[Row]], object]) -> None:
-    """Let the code's main function run for the setting's rounds."""
+def play(code: Code, setting: Setting, keep: Callable[[list[Row]], object], device: str = "cpu") -> None:
+    """Let the code's main function run for the setting's rounds, with its networks on a device."""
     method = method_of(setting)
     world = World(setting)
     torch.manual_seed(setting.seed)
     np.random.seed(setting.seed)
-    made = clients_of(code, world, setting.clients)
+    made = [client.to(device) for client in clients_of(code, world, setting.clients)]
     test = records(code, world.test, "test_transform", 500, False)
-    rounds = Rounds(code, setting, method, test, keep=keep)
+    rounds = Rounds(code, setting, method, test, device, keep=keep)
     of = {k: world.members(k) for k in range(setting.clients)}
     data = types.SimpleNamespace(
         n_class=world.classes, full_train_loader=None, full_test_loader=None,
@@ -215,6 +216,7 @@ def play(code: Code, setting: Setting, keep: Callable[[list[Row]], object]) -> N
     args = code.args(
         n_clients=setting.clients, batch_size=method.B, L2G_epoch=method.T_Dec, G2L_epoch=method.T_FKE,
         client_lr=method.eta, local_align_acc=method.tau, knowledge_exchange_rounds=setting.rounds,
+        device=device,
     )  # fmt: skip
     with code.mended(**named), contextlib.redirect_stdout(io.StringIO()):
         code.main.data_free_federated_knowledge_exchange(args, data)
@@ -227,18 +229,22 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the clients' seed")
     parser.add_argument("--rounds", type=int, help="in place of the suite's")
     parser.add_argument("--epochs", type=int, help="of local training a round at most, in place of the row's E_local")
+    parser.add_argument(
+        "--device", default="cpu", help="cpu or cuda; products in float32, convolutions as torch has them"
+    )
     parser.add_argument("--json", type=Path, required=True, help="keep the figures in this file")
     asked = parser.parse_args(words)
     torch.set_num_threads(1)
     first = read_suite(asked.suite).cells()[0]
     values = first.set if asked.epochs is None else {**first.set, "E_local": asked.epochs}
-    setting = first.model_copy(
-        update={"seed": asked.seed, "rounds": first.rounds if asked.rounds is None else asked.rounds, "set": values}
-    )
+    rounds = first.rounds if asked.rounds is None else asked.rounds
+    of = {"seed": asked.seed, "rounds": rounds, "set": values, "device": "cpu"}  # records and first weights
+    setting = first.model_copy(update=of)
     code = Code(asked.checkout)
     what = {
         "checkout": commit_of(asked.checkout), "suite": asked.suite.name, "seed": setting.seed,
-        "rounds": setting.rounds, "torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine(),
+        "rounds": setting.rounds, "device": asked.device,
+        "torch": torch.__version__, "numpy": np.__version__, "machine": platform.machine(),
         "values": {name: getattr(method_of(setting), name) for name in VALUES},
     }  # fmt: skip
 
@@ -249,7 +255,7 @@ def main(words: list[str]) -> int:
 
     with code.imported():
         torch.set_default_dtype(torch.float32)
-        play(code, setting, keep)
+        play(code, setting, keep, asked.device)
     return 0
 
 
