@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from statistics import fmean, pstdev, stdev
 
@@ -417,9 +418,95 @@ def runs_of(folder, rounds, commit, methods=("local", "fedproto")):
     return runs
 
 
+def printed_by(name):
+    """Return the figures in what a run printed at its end, what is kept of it, and its lines as one."""
+    kept = json.loads(of_study("dffke_printed.json").read_text())[name]
+    flat = " ".join(" ".join(kept["printed"]).split())
+    found = {key: re.search(words, flat) for key, words in PRINTED.items()}
+    return {key: float(of[1]) for key, of in found.items() if of}, kept, flat
+
+
+PRINTED = {
+    "common": r"client models, common test set (\d+\.\d+) %",
+    "own": r"client models, own classes' mix (\d+\.\d+) %",
+    "before": r"trained: common (\d+\.\d+) %",
+    "before, own": r"trained: common .*? own classes' mix (\d+\.\d+) %",
+    "shared": r"global model, common test set (\d+\.\d+) %",
+    "best round": r"best test round \((\d+)\)",
+    "best": r"best test round \(\d+\), as papers report it: (\d+\.\d+) %",
+    "seconds": r"(\d+\.\d) s, peak memory",
+    "up": r" up (\d+\.\d+) GB payload",
+    "down": r" down (\d+\.\d+) GB payload",
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "suite", "label"),
+    [
+        ("dffke-2", "dffke_resnet18", None),
+        ("alone-1", "dffke_resnet18_controls", "alone"),
+        ("fml-2", "dffke_rivals_filled", None),
+    ],
+)
+def test_what_was_printed_is_of_a_run_that_a_suite_asks_for(name, suite, label):
+    """Each option of the command is what a cell of the suite has; the lines name its method, rounds and seed."""
+    _, kept, flat = printed_by(name)
+    seed = int(name[-1])
+    words = kept["command"].split()
+    assert words[:3] == ["fedaudit", "run", "--method"]
+    (cell,) = [
+        c
+        for c in read_suite(of_study(f"{suite}.toml")).cells()
+        if (c.method, c.seed, c.label) == (words[3], seed, label)
+    ]
+    options = re.findall(r"--([a-z-]+)(?: ([^-]\S*))?", kept["command"])
+    values = dict(value.split("=") for option, value in options if option == "set")
+    assert values == {key: str(value) for key, value in cell.set.items()}
+    asked = {option.replace("-", "_"): value for option, value in options if option != "set"}
+    assert len(asked) == 17
+    for option, value in asked.items():
+        there = getattr(cell, option)
+        assert there == (float(value) if isinstance(there, float) else {"": True}.get(value, type(there)(value)))
+    assert flat.startswith(
+        f"{cell.method} on cifar10: 10 clients, {cell.partition}, {cell.rounds} of {cell.rounds} rounds,"
+    )
+    assert f"seed {seed} (done)" in flat
+    assert kept["commit"] == "74a63e11"
+
+
 def best_of(runs, method, point=None):
     """Return the best round on the common test set, by seed."""
     return [max(scores_of(runs[method, seed], point), key=lambda row: row[1]) for seed in range(3)]
+
+
+def test_fml_in_round_50_has_three_seeds():
+    """The row of the table: two seeds from records, the third from what was printed, beside local training."""
+    text = (RESULTS / "dffke.md").read_text()
+    flat = " ".join(text.split())
+    printed, _, _ = printed_by("fml-2")
+    assert (printed["best round"], printed["best"]) == (50, printed["shared"])
+    folder = "records/dffke_rivals_filled"
+    of = {
+        (m, k): list(scores_of(json.loads(of_study(f"{folder}/{m}-{k}.json").read_text()), None))[-1]
+        for m, seeds in (("fml", 2), ("local", 3))
+        for k in range(seeds)
+    }
+    assert {row[0] for row in of.values()} == {50}
+    common, own = ([of["fml", k][n] for k in (0, 1)] + [printed[key]] for n, key in ((1, "common"), (3, "own")))
+    gains = [[row - of["local", k][n] for k, row in enumerate(rows)] for n, rows in ((1, common), (3, own))]
+    cells = ["FML, own models, in round 50", "{:.2f} ± {:.2f}".format(*PUBLISHED["fml"])]
+    cells.append(", ".join(f"{row:.2f}" for row in common))
+    cells += [f"{fmean(common):.2f} ± {stdev(common):.2f}", paired(gains[0])]
+    cells += [f"{fmean(own):.2f} ± {stdev(own):.2f}", paired(gains[1])]
+    assert f"| {' | '.join(cells)} |" in text
+    assert max(gains[0]) < 0 < float(cells[4].rstrip("]").split()[-1]), "below with each seed; the interval holds 0"
+    assert "its own models are below it with each seed, and the interval holds 0. Of seed 2 (74a63e11) only" in flat
+    alone = json.loads(of_study(f"{folder}/local-2.json").read_text())
+    above = printed["shared"] - max(row[1] for row in scores_of(alone, None))
+    told = (
+        f"With seed 2 it has {printed['shared']:.2f} in round 50, its best test too, {above:.2f} above the best round"
+    )
+    assert f"{told} of local training." in flat
 
 
 def test_fml_with_two_seeds_beside_local_training():
@@ -588,35 +675,54 @@ def of_dffke_itself(seed):
 
 
 def test_dffke_itself_for_forty_rounds():
-    """The table, the first screen and the sentences of the section, from the records of two seeds."""
+    """The table, the first screen and the section's sentences, from two seeds' records and what a third printed."""
     text = (RESULTS / "dffke.md").read_text()
     flat = " ".join(text.split())
-    assert not list(STUDIES.glob("*/records/dffke_resnet18/dffke-2.json")), "write the row of three seeds"
+    assert not list(STUDIES.glob("*/records/dffke_resnet18/dffke-2.json")), "write the rows of seed 2 from it"
     runs, curves = zip(*map(of_dffke_itself, (0, 1)), strict=True)
     best = [{name: max(curve, key=lambda row: row[1]) for name, curve in of.items()} for of in curves]
     for name in curves[0]:
         for seed, of in enumerate(curves):
             for which, row in (("best", best[seed][name]), ("last", of[name][-1])):
                 assert f"| {name}, {which} | {seed} | {row[1]:.2f} | {row[0]} | {row[3]:.2f} |" in text
+    third, _, _ = printed_by("dffke-2")
+    local = list(scores_of(runs_of("dffke_resnet18", 40, "e3ec2f8e", ("local",))["local", 2], None))
+    local_best = max(local, key=lambda row: row[1])
+    for name, row in (
+        ("after the exchange, best", f"{third['best']:.2f} | {third['best round']:.0f} | -"),
+        ("after the exchange, last", f"{third['common']:.2f} | 40 | {third['own']:.2f}"),
+        ("before the exchange, last", f"{third['before']:.2f} | 40 | {third['before, own']:.2f}"),
+        ("local training, best", f"{local_best[1]:.2f} | {local_best[0]} | {local_best[3]:.2f}"),
+        ("local training, last", f"{local[-1][1]:.2f} | 40 | {local[-1][3]:.2f}"),
+    ):
+        assert f"| {name} | 2 | {row} |" in text
     after, before = ([of[f"{when} the exchange"] for of in curves] for when in ("after", "before"))
     top, alone, just = (
         [of[name][1] for of in best] for name in ("after the exchange", "local training", "before the exchange")
     )
     ends = [curve[-1][1] for curve in after]
-    assert PUBLISHED["dffke"][0] == 43.21
+    assert PUBLISHED["dffke"] == (43.21, 4.82)
+    three, controls = [*top, third["best"]], [*alone, local_best[1]]
+    never, _, _ = printed_by("alone-1")
     assert (
-        f"they have {top[0]:.2f} and {top[1]:.2f} in the best of 20 tests, {just[0]:.2f} and {just[1]:.2f} just "
-        f"before an exchange, where 43.21 is published, and then the exchange breaks down, to {ends[0]:.2f} and "
-        f"{ends[1]:.2f}." in flat
+        f"(stock ResNet-18, three seeds) they have {three[0]:.2f}, {three[1]:.2f} and {three[2]:.2f} in the best of 20 "
+        f"tests, where 43.21 is published, and then the exchange breaks down, to {ends[0]:.2f}, {ends[1]:.2f} and "
+        f"{third['common']:.2f}; clients that train as long and never exchange have {never['best']:.2f} (seed 1)."
+        in flat
     )
-    assert {of["local training"][0] for of in best} == {38}, "the last but one of the tests"
+    assert {of["local training"][0] for of in best} | {local_best[0]} == {38}, "the last but one of the tests"
     assert "and its best test is the last but one." in flat
-    gains, short = ([a - b for a, b in zip(top, alone, strict=True)], [43.21 - row for row in top])
-    assert f"exchange is {gains[0]:.2f} and {gains[1]:.2f} points above local training's best*, and" in flat
-    assert f"and {short[0]:.1f} and {short[1]:.1f} below the published 43.21." in flat
+    gains = [a - b for a, b in zip(three, controls, strict=True)]
+    short = [43.21 - row for row in three]
+    assert (
+        f"*The best round after the exchange has {fmean(three):.2f} ± {stdev(three):.2f}*, where 43.21 ± 4.82 is "
+        f"published: {short[0]:.1f}, {short[1]:.1f} and {short[2]:.1f} points less. That is {gains[0]:.2f}, "
+        f"{gains[1]:.2f} and {gains[2]:.2f} above local training's best, {paired(gains)}." in flat
+    )
     low = sum(row[1] < 20 for curve in after for row in curve)
     assert (
-        f"the best test after the exchange lies {min(short):.1f} points below 43.21, and {low} of the 40 tests" in flat
+        f"the best test after the exchange lies {min(short):.1f} points below 43.21, and with seeds 0 and 1 {low} of "
+        "the 40 tests" in flat
     )
     early, late = ([now - row for now, row in zip(of, alone, strict=True)] for of in ([c[0][1] for c in before], just))
     assert f"clients are {early[0]:.2f} and {early[1]:.2f} points above local training's best, and in their" in flat
@@ -671,6 +777,7 @@ def test_dffke_itself_for_forty_rounds():
     up, down = ({run[key] for run in runs} for key in ("up_bytes", "down_bytes"))
     assert f"*Each run sends* {up.pop() / 1e9:.1f} GB up and {down.pop() / 1e9:.1f} GB down, all clients" in flat
     assert not up | down, "both seeds send as much"
+    assert [third[key] for key in ("up", "down")] == [round(runs[0][f"{key}_bytes"] / 1e9, 2) for key in ("up", "down")]
 
 
 def test_how_dffke_itself_and_its_control_trained():
@@ -679,6 +786,8 @@ def test_how_dffke_itself_and_its_control_trained():
     (run, _), (second, _) = map(of_dffke_itself, (0, 1))
     alone = json.loads(of_study("records/dffke_resnet18/local-0.json").read_text())
     assert {f"one H200, {of['minutes']:.0f} minutes each (`records/" in flat for of in (run, second)} == {True}
+    third, kept, _ = printed_by("dffke-2")
+    assert f"Seed 2 took {third['seconds'] / 60:.0f} minutes beside other runs ({kept['commit']})." in flat
     assert f"minutes each (`records/dffke_resnet18`, commit {run['commit']}; local training {alone['commit']})" in flat
     asked = ("model", "partition", "precision", "eval_every", "image_size", "clients")
     assert [run["setting"][key] for key in asked] == ["resnet18", "dirichlet-filled:0.1", "bf16", 2, None, 10]
@@ -709,6 +818,158 @@ def test_the_controls_of_the_exchange_change_what_they_are_named_after():
         "docking anew": {"label": "docking anew", "rounds": 12, "set": {"dock": False, "fresh": True}},
         "no past rounds": {"label": "no past rounds", "rounds": 12, "set": {"R": 0}},
     }
+
+
+def test_clients_that_train_as_long_and_never_exchange():
+    """Against the same seed's run with the exchange, in the tests that both records have; the rest was printed."""
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    _, curves = of_dffke_itself(1)
+    run = json.loads(of_study("records/dffke_resnet18_controls/alone-1.json").read_text())
+    (cell,) = [c for c in read_suite(of_study("dffke_resnet18_controls.toml")).cells() if c.label == "alone"]
+    asked = cell.model_dump(mode="json")
+    assert all(asked[key] == value for key, value in run["setting"].items() if key not in ("engine", "label"))
+    assert (run["setting"]["seed"], run["commit"], run["rounds_done"]) == (1, "74a63e11", 22)
+    alone = {row[0]: row[1] for row in scores_of(run, None)}
+    assert list(alone) == list(range(2, 23, 2)), "eleven tests, up to round 22"
+    printed, _, _ = printed_by("alone-1")
+    best = max(alone, key=alone.get)
+    assert (best, round(alone[best], 2)) == (printed["best round"], printed["best"])
+    assert (
+        f"In eleven tests, up to round 22, they have {min(alone.values()):.2f} to {max(alone.values()):.2f}; its "
+        f"record ends there, and the run printed {printed['common']:.2f} in round 40 and {printed['best']:.2f} "
+        f"(round {best}) as its best." in flat
+    )
+    after, before = (
+        {row[0]: row[1] - alone[row[0]] for row in curves[f"{when} the exchange"] if row[0] in alone}
+        for when in ("after", "before")
+    )
+    assert (
+        f"DFFKE's clients lie {-min(before.values()):.2f} points below to {max(before.values()):.2f} above them right "
+        "before an exchange." in flat
+    )
+    above = sorted(gain for gain in after.values() if gain > 0)
+    late = [-gain for t, gain in after.items() if t >= 10]
+    assert (
+        f"After it they are above them in {len(above)} of {len(after)}, by {above[0]:.2f} and {above[1]:.2f} points, "
+        f"and {min(late):.1f} to {max(late):.1f} below from round 10 on." in flat
+    )
+    nearest = max(abs(gain) for gain in before.values())
+    assert f"right before an exchange DFFKE's clients lie within {nearest:.2f} points of them." in flat
+
+
+DOCKED = ("resnet18-2", "fiftieth-resnet18")
+
+
+def of_docked():
+    """Return what the server saw of the runs with the stock ResNet-18, and the author's code with it, by round."""
+    seen = json.loads(of_study("dffke_answers.json").read_text())
+    code = json.loads(of_study("dffke_rounds_resnet18.json").read_text())
+    rows = {name: {row["round"]: row for row in seen[name]} for name in DOCKED}
+    return code, rows | {"code": {row["round"]: row for row in code["rows"]}}
+
+
+def test_the_table_of_docked_embeddings():
+    """Each row, from what the server saw and from the author's code; that code's setting is the suite's."""
+    text = (RESULTS / "dffke.md").read_text()
+    flat = " ".join(text.split())
+    code, rows = of_docked()
+    ours, small, theirs = (rows[name] for name in (*DOCKED, "code"))
+    assert [list(of) for of in (ours, small, theirs)] == [list(range(1, end + 1)) for end in (40, 25, 23)]
+    for t in (2, 8, 12, 14, 16, 18, 20, 22, 30, 40):
+        cells = [str(t), f"{ours[t]['length']:,.1f}", f"{100 * ours[t]['said']:.1f}"]
+        for of, keys in ((theirs, ("after", "before", "length", "said")), (small, ("length", "said"))):
+            for key in keys:
+                scale, digits = {"said": (100, 1), "length": (1, 1)}.get(key, (1, 2))
+                cells.append(f"{scale * of[t][key]:.{digits}f}" if t in of else "-")
+        assert f"| {' | '.join(cells)} |" in text
+    assert f"cut off, that code after {len(theirs)} rounds of {code['rounds']}, fedaudit after {len(small)}." in flat
+    (cell,) = [c for c in read_suite(of_study("dffke_cifar_small_resnet18.toml")).cells() if c.label is None]
+    assert (code["suite"], code["seed"], code["rounds"]) == ("dffke_cifar_small_resnet18.toml", cell.seed, cell.rounds)
+    assert (code["device"], cell.device, cell.model, cell.clients) == ("cuda", "cuda", "resnet18", 5)
+    assert {key: value for key, value in code["values"].items() if key in cell.set} == {
+        key: value for key, value in cell.set.items() if key in code["values"]
+    }
+    assert cell.set["colours"] == "plain"
+    assert 'with 200 records each, `T_Dec = 10`, `w_Dec = 16`, `colours = "plain"`, seed 0, one H200' in flat
+    assert (code["values"]["T_Dec"], code["values"]["w_Dec"]) == (10, 16)
+    assert code["checkout"] == json.loads(of_study("parity_dffke.json").read_text())["checkout"]
+
+
+def test_what_is_said_of_docked_embeddings_in_the_break():
+    flat = " ".join((RESULTS / "dffke.md").read_text().split())
+    code, rows = of_docked()
+    ours, small, theirs = (rows[name] for name in (*DOCKED, "code"))
+    share = {name: {t: 100 * row["said"] for t, row in of.items()} for name, of in rows.items()}
+    of = share["resnet18-2"]
+    broken = [of[t] for t in of if t > 13]
+    assert (
+        f"teachers name the class of {of[12]:.0f} % of their own images in round 12, of {of[13]:.0f} % in round 13, "
+        f"and of {min(broken):.0f} to {max(broken):.0f} % from then on." in flat
+    )
+    whole = [ours[t]["length"] for t in range(1, 13)]
+    assert (
+        f"have a length of {min(whole):.1f} to {max(whole):.1f} up to round 12, {ours[15]['length']:.0f} in round 15 "
+        f"and {ours[40]['length']:,.0f} in round 40. The best test after the exchange is that of round 12." in flat
+    )
+    assert printed_by("dffke-2")[0]["best round"] == 12
+    assert ours[40]["length"] / ours[1]["length"] > 9000, "ten thousand times"
+    early = [theirs[t]["length"] for t in range(1, 12)]
+    assert (
+        f"Its embeddings have a length of {min(early):.1f} to {max(early):.1f} up to round 11, and "
+        f"{theirs[23]['length']:.0f} in round 23; the share falls from {share['code'][18]:.0f} % in round 18 to "
+        f"{share['code'][22]:.0f} % in round 22." in flat
+    )
+    late = [theirs[t]["length"] for t in range(12, 24)]
+    assert late[0] > max(early[1:]), "from round 12 on"
+    assert late == sorted(late)
+    authors = " ".join((RESULTS / "authors.md").read_text().split())
+    assert "that code's docked embeddings grow from round 12 on" in authors
+    assert f"fedaudit's do not in {len(small)} rounds there, and do on all of CIFAR-10" in authors
+    quiet = [theirs[t]["epochs"] for t in range(15, 20)]
+    assert (
+        f"Local training needs {theirs[23]['epochs']:.0f} epochs in round 23, where {min(quiet):.0f} to "
+        f"{max(quiet):.0f} were enough in rounds 15 to 19." in flat
+    )
+    tested = [row for row in theirs.values() if row["after"] is not None]
+    lost = sum(row["after"] < row["before"] for row in tested)
+    assert f"Its exchange takes points away in {lost} of {len(tested)} tests, before that too." in flat
+    longest, least = max(row["length"] for row in small.values()), min(share["fiftieth-resnet18"].values())
+    assert f"within {len(small)} rounds*: a length of {longest:.1f} at most, and {least:.0f} % or more." in flat
+    assert code["ends_after"] is None, "that code's own rule would not have ended the run"
+    curve = [(row["round"], row["after"]) for row in tested]
+    assert ends_by_the_authors_rule(curve) is None
+    assert f"would not have ended this one by round {tested[-1]['round']}." in flat
+
+
+def test_the_picture_of_docked_embeddings_shows_what_is_kept(tmp_path, monkeypatch):
+    """Each run in both panels, in a colour of its own, and the code dashed."""
+    picture = script("dffke_docked_picture")
+    _, rows = of_docked()
+    names = {**picture.RUNS, picture.CODE: "code"}
+    assert set(names.values()) == set(rows)
+    found = picture.curves()
+    for label, of in found.items():
+        kept = rows[names[label]].values()
+        assert of[picture.LENGTH] == [(row["round"], row["length"]) for row in kept]
+        assert of[picture.SAID] == [(row["round"], 100 * row["said"]) for row in kept]
+    drawn = []
+    monkeypatch.setattr(picture, "OUT", tmp_path / "a.png")
+    monkeypatch.setattr(picture, "draw", lambda found, draw=picture.draw: drawn.append(draw(found)) or drawn[0])
+    picture.main()
+    left, right = drawn[0].axes
+    for axis, name in ((left, picture.LENGTH), (right, picture.SAID)):
+        lines = {line.get_label(): line for line in axis.get_lines()}
+        assert {label: line.get_xydata().tolist() for label, line in lines.items()} == {
+            label: [[t, y] for t, y in of[name]] for label, of in found.items()
+        }
+        assert [label for label, line in lines.items() if line.get_linestyle() == "--"] == [picture.CODE]
+        assert len({line.get_color() for line in lines.values()}) == len(found)
+        assert (axis.get_title(loc="left") or axis.get_title()) == name
+    assert (left.get_yscale(), right.get_yscale()) == ("log", "linear")
+    (legend,) = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == list(found)
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (RESULTS / "dffke_docked.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_older_runs_of_dffke_have_the_same_figures_or_lie_near():
@@ -912,7 +1173,7 @@ def test_what_is_said_of_the_fall_on_a_fiftieth_of_cifar10():
     assert f"and not in the {len(rows)} rounds that it ran for without the limit.*" in flat
     assert f"falls with ten local epochs a round, and not in {len(rows)} rounds without that limit, which" in flat
     authors = " ".join((RESULTS / "authors.md").read_text().split())
-    assert f"without that limit it does not in {len(rows)} rounds ([DFFKE](dffke.md))." in authors
+    assert f"without that limit it does not in {len(rows)} rounds. With the stock" in authors
     falls = {
         name: min(t for t in of if all(v < 0 for u, v in of.items() if u >= t))
         for name, of in gain.items()

@@ -197,9 +197,14 @@ def test_what_is_measured_of_embeddings_and_answers(played):
 
 
 @pytest.mark.parametrize(
-    ("words", "epochs"), [([], 10), (["--epochs", "1000", "--rounds", "3", "--device", "cuda"], 1000)]
+    ("name", "words", "epochs"),
+    [
+        ("dffke_cifar_small", [], 10),
+        ("dffke_cifar_small_resnet18", ["--rounds", "3", "--device", "cuda"], 1000),
+        ("dffke_cifar_small", ["--epochs", "1000", "--rounds", "3", "--device", "cuda"], 1000),
+    ],
 )
-def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_path, words, epochs):
+def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_path, name, words, epochs):
     """The row's values, with another limit of local epochs where one is asked for; the code gets the same."""
     given, settings = [], []
     code = types.SimpleNamespace(imported=contextlib.nullcontext)
@@ -214,7 +219,7 @@ def test_a_record_says_what_the_code_was_given(rounds_script, monkeypatch, tmp_p
     monkeypatch.setattr(rounds_script, "play", play)
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     kept = tmp_path / "rounds.json"
-    suite = str(of_study("dffke_cifar_small.toml"))
+    suite = str(of_study(f"{name}.toml"))
     rounds_script.main(["--checkout", "x", "--suite", suite, "--seed", "1", "--json", str(kept), *words])
     (setting, device), found = settings[0], json.loads(kept.read_text())
     assert setting.rounds == (3 if words else 40)
