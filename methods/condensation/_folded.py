@@ -29,6 +29,10 @@ Pool = Literal["average", "max", "none"]
 Pair = tuple[int, int]
 Folding = tuple[Tensor, Tensor]  # weight and bias of a convolution
 FORMS = 64  # the most forms of images, with and without gradient, for which a kernel is compiled
+# By these settings of the compiler a long sum is put into memory on its way, at full size, once it has read or computed
+# much. Here it is to become one kernel.
+AS_ONE = ("realize_reads_threshold", "realize_acc_reads_threshold", "realize_opcount_threshold")
+MANY = 1 << 20
 NARROW = 4  # channels up to which a convolution is a product with each pixel's neighbours
 
 
@@ -124,7 +128,7 @@ def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: Pair, pool: Pool) -> Te
         taps = w.flatten(1).T.contiguous()
         if x.requires_grad and torch.is_grad_enabled():
             return cast(Tensor, _Narrow.apply(x, taps, b, w.shape[2:], padding))
-        return _compiled(narrow)(x, taps, b, w.shape[2:], padding)
+        return _compiled(narrow)(padded(x, padding), taps, b, w.shape[2:])
     return _finished(convolution_products.conv2d(x, w, None, padding), b, pool, fused)
 
 
@@ -146,50 +150,49 @@ def finish(z: Tensor, b: Tensor) -> Tensor:
     return (a + b_ + c + d) * 0.25
 
 
-def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+def padded(x: Tensor, padding: Pair) -> Tensor:
+    """Return the images with zeros around them. As part of a kernel this would be a question at each neighbour."""
+    return F.pad(x, (padding[1], padding[1], padding[0], padding[0]))
+
+
+def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
     """Return convolution, bias, ReLU and the mean of each 2 x 2 pixels, written so that a compiler makes one kernel of
     it.
 
-    It sums over the neighbours for each of the four corners, on tensors of the output's size. `w` is (neighbour,
-    channel).
+    The images x are padded. `w` is (neighbour, channel).
     """
-    found = [total.relu() for total in _corners(x, w, b, kernel, padding)]
-    return ((found[0] + found[1] + found[2] + found[3]) * 0.25).permute(0, 3, 1, 2)
+    return _by_neighbours(x, w, b, kernel).relu().mean((2, 4)).permute(0, 3, 1, 2)
 
 
-def _corners(x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> list[Tensor]:
-    """Return convolution and bias at the four corners of each 2 x 2 pixels: (row, height / 2, width / 2, channel)."""
-    channels = x.shape[1]
-    h, width = x.shape[2] + 2 * padding[0] - kernel[0] + 1, x.shape[3] + 2 * padding[1] - kernel[1] + 1
-    x = F.pad(x, (padding[1], padding[1], padding[0], padding[0]))[..., None]
-    high, wide = h // 2 * 2, width // 2 * 2
-    found = []
-    for i in (0, 1):
-        for j in (0, 1):
-            total = b
-            for at in range(channels * kernel[0] * kernel[1]):
-                c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
-                total = total + x[:, c, i + dy : dy + high : 2, j + dx : dx + wide : 2] * w[at]
-            found.append(total)
-    return found
+def _by_neighbours(x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
+    """Return convolution and bias as a sum over the neighbours of a pixel: (row, height / 2, 2, width / 2, 2, channel).
+
+    A last row or column of an odd number is left out, as halving leaves it out.
+    """
+    high, wide = ((x.shape[2 + i] - kernel[i] + 1) // 2 * 2 for i in (0, 1))
+    x, total = x[..., None], b
+    for at in range(x.shape[1] * kernel[0] * kernel[1]):
+        c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
+        total = total + x[:, c, dy : dy + high, dx : dx + wide] * w[at]
+    return total.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
 
 
-def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
+def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
     """Return the gradient of the convolution inside `narrow`, from the gradient g of `narrow`.
 
-    It is (row, corner, height / 2, width / 2, channel).
+    It is (row, height / 2, 2, width / 2, 2, channel).
     """
-    g = g.permute(0, 2, 3, 1) * 0.25
-    return torch.stack([torch.where(total > 0, g, 0.0) for total in _corners(x, w, b, kernel, padding)], 1)
+    g = g.permute(0, 2, 3, 1)[:, :, None, :, None] * 0.25
+    return torch.where(_by_neighbours(x, w, b, kernel) > 0, g, 0.0)
 
 
 def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
     """Return the gradient of the images x from that of each neighbour.
 
-    g is (row, corner, height / 2, width / 2, neighbour).
+    g is (row, height / 2, 2, width / 2, 2, neighbour).
     """
     channels, height, width = x.shape[1:]
-    full = g.unflatten(1, (2, 2)).permute(0, 5, 3, 1, 4, 2).flatten(4, 5).flatten(2, 3)  # (row, neighbour, y, x)
+    full = g.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2)  # (row, neighbour, y, x)
     bottom = height + 2 * padding[0] - kernel[0] + 1 - full.shape[2]  # a last row or column that `narrow` dropped
     right = width + 2 * padding[1] - kernel[1] + 1 - full.shape[3]
     more = kernel[1] - 1, kernel[1] - 1 + right, kernel[0] - 1, kernel[0] - 1 + bottom
@@ -206,14 +209,15 @@ class _Narrow(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, w: Tensor, b: Tensor, kernel: Pair, padding: Pair) -> Tensor:
-        ctx.save_for_backward(x, w, b)
+        around = padded(x.detach(), padding)
+        ctx.save_for_backward(x, around, w, b)
         ctx.form = kernel, padding
-        return cast(Tensor, _compiled(narrow)(x.detach(), w, b, kernel, padding))
+        return cast(Tensor, _compiled(narrow)(around, w, b, kernel))
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
-        x, w, b = (t.detach() for t in ctx.saved_tensors)
-        inside = _compiled(narrow_inside)(gradients[0], x, w, b, *ctx.form)
+        x, around, w, b = (t.detach() for t in ctx.saved_tensors)
+        inside = _compiled(narrow_inside)(gradients[0], around, w, b, ctx.form[0])
         each = inside @ w.T  # of the neighbours
         return _compiled(narrow_images)(each, x, *ctx.form), None, None, None, None
 
@@ -243,4 +247,6 @@ _uncompiled: set[Callable[..., Any]] = set()
 
 @lru_cache
 def _kept(fn: Callable[..., Any]) -> Callable[..., Any]:
-    return torch.compile(fn, dynamic=False)
+    from torch._inductor import config
+
+    return torch.compile(fn, dynamic=False, options={name: MANY for name in AS_ONE if hasattr(config, name)})

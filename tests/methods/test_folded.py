@@ -8,7 +8,7 @@ from torch import nn
 
 from fedaudit.methods.condensation import _folded
 from fedaudit.methods.condensation._condense import AHEAD, Records, Sampled
-from fedaudit.methods.condensation._folded import Folded, finish, fold, narrow, narrow_images, narrow_inside
+from fedaudit.methods.condensation._folded import Folded, finish, fold, narrow, narrow_images, narrow_inside, padded
 from fedaudit.training import models
 
 
@@ -90,6 +90,21 @@ def test_a_compiler_takes_the_forms(device, monkeypatch):
     assert not _folded._uncompiled
 
 
+@pytest.mark.slow
+def test_a_compiler_makes_one_kernel_of_the_first_layer():
+    """Its output at full size lies between two kernels otherwise, and is written and read."""
+    from torch._inductor import metrics
+
+    x, b = torch.randn(4, 1, 10, 10), torch.randn(5)
+    w, g = torch.randn(9, 5), torch.randn(4, 5, 4, 4)
+    for fn, given in ((narrow, (x, w, b)), (narrow_inside, (g, x, w, b))):
+        metrics.reset()
+        made = _folded._compiled(fn)(*given, (3, 3))
+        assert torch.allclose(made, fn(*given, (3, 3)), rtol=1e-5, atol=1e-6)
+        assert metrics.generated_kernel_count == 1
+    assert not _folded._uncompiled
+
+
 def test_other_networks_are_left_alone():
     assert Folded.of(models.build("mlp", shape=(1, 8, 8), classes=10)) is None
     assert Folded.of(models.build("resnet18@0.1", shape=(3, 32, 32), classes=10)) is None
@@ -126,9 +141,10 @@ def test_kernels_and_paddings_that_differ_by_side(kernel, padding, size):
     w, b = torch.randn(4, 3, *kernel, dtype=torch.float64), torch.randn(4, dtype=torch.float64)
     pooled = nn.functional.avg_pool2d(nn.functional.conv2d(x, w, b, padding=padding).relu(), 2)
     by_neighbour = w.flatten(1).t().contiguous()
-    assert torch.allclose(narrow(x, by_neighbour, b, kernel, padding), pooled, rtol=1e-10, atol=1e-12)
+    around = padded(x.detach(), padding)
+    assert torch.allclose(narrow(around, by_neighbour, b, kernel), pooled, rtol=1e-10, atol=1e-12)
     g = torch.randn_like(pooled)
     (wanted,) = torch.autograd.grad((pooled * g).sum(), x)
-    inside = narrow_inside(g, x.detach(), by_neighbour, b, kernel, padding)
+    inside = narrow_inside(g, around, by_neighbour, b, kernel)
     found = narrow_images(inside @ by_neighbour.t(), x.detach(), kernel, padding)
     assert torch.allclose(found, wanted, rtol=1e-10, atol=1e-12)
