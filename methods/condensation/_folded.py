@@ -144,10 +144,21 @@ def finish(z: Tensor, b: Tensor) -> Tensor:
 
     z is (row, channel, height, width) with the channels innermost.
     """
-    h, w = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
-    corners = [z[:, :, i:h:2, j:w:2] for i in (0, 1) for j in (0, 1)]
-    a, b_, c, d = ((corner + b[:, None, None]).relu() for corner in corners)
-    return (a + b_ + c + d) * 0.25
+    return _halved((z.permute(0, 2, 3, 1) + b).relu())
+
+
+def _halved(z: Tensor) -> Tensor:
+    """Return the mean of each 2 x 2 pixels as (row, channel, height, width); z has its channels as the last dimension.
+
+    A last row or column of an odd number is left out.
+    """
+    z = z[:, : z.shape[1] // 2 * 2, : z.shape[2] // 2 * 2]
+    return _in_pairs(z).mean((2, 4)).permute(0, 3, 1, 2)
+
+
+def _in_pairs(z: Tensor) -> Tensor:
+    """Return (row, height, width, channel) as (row, height / 2, 2, width / 2, 2, channel)."""
+    return z.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
 
 
 def padded(x: Tensor, padding: Pair) -> Tensor:
@@ -161,11 +172,11 @@ def narrow(x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
 
     The images x are padded. `w` is (neighbour, channel).
     """
-    return _by_neighbours(x, w, b, kernel).relu().mean((2, 4)).permute(0, 3, 1, 2)
+    return _halved(_by_neighbours(x, w, b, kernel).relu())
 
 
 def _by_neighbours(x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
-    """Return convolution and bias as a sum over the neighbours of a pixel: (row, height / 2, 2, width / 2, 2, channel).
+    """Return convolution and bias as a sum over the neighbours of a pixel: (row, height, width, channel).
 
     A last row or column of an odd number is left out, as halving leaves it out.
     """
@@ -174,7 +185,7 @@ def _by_neighbours(x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
     for at in range(x.shape[1] * kernel[0] * kernel[1]):
         c, dy, dx = at // (kernel[0] * kernel[1]), at // kernel[1] % kernel[0], at % kernel[1]
         total = total + x[:, c, dy : dy + high, dx : dx + wide] * w[at]
-    return total.unflatten(2, (-1, 2)).unflatten(1, (-1, 2))
+    return total
 
 
 def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> Tensor:
@@ -183,7 +194,7 @@ def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> T
     It is (row, height / 2, 2, width / 2, 2, channel).
     """
     g = g.permute(0, 2, 3, 1)[:, :, None, :, None] * 0.25
-    return torch.where(_by_neighbours(x, w, b, kernel) > 0, g, 0.0)
+    return torch.where(_in_pairs(_by_neighbours(x, w, b, kernel)) > 0, g, 0.0)
 
 
 def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:

@@ -102,6 +102,12 @@ def test_a_compiler_makes_one_kernel_of_the_first_layer():
         made = _folded._compiled(fn)(*given, (3, 3))
         assert torch.allclose(made, fn(*given, (3, 3)), rtol=1e-5, atol=1e-6)
         assert metrics.generated_kernel_count == 1
+    z = torch.randn(4, 5, 8, 8).to(memory_format=torch.channels_last).requires_grad_()
+    metrics.reset()
+    made = _folded._compiled(finish)(z, b)
+    made.backward(torch.ones_like(made))
+    assert metrics.generated_kernel_count == 2, "one forward, one backward"
+    assert (made.stride(1), z.grad.stride(1)) == (1, 1), "the next convolution wants its channels innermost"
     assert not _folded._uncompiled
 
 
