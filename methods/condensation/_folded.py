@@ -134,7 +134,7 @@ def _carry_out(x: Tensor, w: Tensor, b: Tensor, padding: Pair, pool: Pool) -> Te
 
 def _finished(z: Tensor, b: Tensor, pool: Pool, fused: bool) -> Tensor:
     if fused and pool == "average":
-        return _compiled(finish)(z, b)
+        return cast(Tensor, _Finish.apply(z, b)) if z.requires_grad else _compiled(finish)(z, b)
     z = z.add_(b[:, None, None]).relu_()
     return F.avg_pool2d(z, 2) if pool == "average" else F.max_pool2d(z, 2) if pool == "max" else z
 
@@ -145,6 +145,23 @@ def finish(z: Tensor, b: Tensor) -> Tensor:
     z is (row, channel, height, width) with the channels innermost.
     """
     return _halved((z.permute(0, 2, 3, 1) + b).relu())
+
+
+def finish_inside(g: Tensor, z: Tensor, b: Tensor) -> Tensor:
+    """Return the gradient of z inside `finish`, from the gradient g of `finish`. The channels are innermost in it too.
+
+    A last row or column of an odd number, which halving leaves out, has the gradient 0.
+    """
+    high, wide = z.shape[2] // 2 * 2, z.shape[3] // 2 * 2
+    found = _where_passed(g, z.permute(0, 2, 3, 1)[:, :high, :wide] + b).flatten(3, 4).flatten(1, 2)
+    return F.pad(found, (0, 0, 0, z.shape[3] - wide, 0, z.shape[2] - high)).permute(0, 3, 1, 2)
+
+
+def _where_passed(g: Tensor, z: Tensor) -> Tensor:
+    """Return the gradient of z before ReLU and halving, from that of their result: (row, height / 2, 2, width / 2, 2,
+    channel).
+    """
+    return torch.where(_in_pairs(z) > 0, g.permute(0, 2, 3, 1)[:, :, None, :, None] * 0.25, 0.0)
 
 
 def _halved(z: Tensor) -> Tensor:
@@ -193,8 +210,7 @@ def narrow_inside(g: Tensor, x: Tensor, w: Tensor, b: Tensor, kernel: Pair) -> T
 
     It is (row, height / 2, 2, width / 2, 2, channel).
     """
-    g = g.permute(0, 2, 3, 1)[:, :, None, :, None] * 0.25
-    return torch.where(_in_pairs(_by_neighbours(x, w, b, kernel)) > 0, g, 0.0)
+    return _where_passed(g, _by_neighbours(x, w, b, kernel))
 
 
 def narrow_images(g: Tensor, x: Tensor, kernel: Pair, padding: Pair) -> Tensor:
@@ -231,6 +247,22 @@ class _Narrow(torch.autograd.Function):
         inside = _compiled(narrow_inside)(gradients[0], around, w, b, ctx.form[0])
         each = inside @ w.T  # of the neighbours
         return _compiled(narrow_images)(each, x, *ctx.form), None, None, None, None
+
+
+class _Finish(torch.autograd.Function):
+    """`finish`, with the gradient of z alone. Left to a compiler, each pixel's sign would be written and read as well,
+    by a kernel of its own.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, b: Tensor) -> Tensor:
+        ctx.save_for_backward(z, b)
+        return cast(Tensor, _compiled(finish)(z.detach(), b))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        z, b = (t.detach() for t in ctx.saved_tensors)
+        return _compiled(finish_inside)(gradients[0], z, b), None
 
 
 def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
