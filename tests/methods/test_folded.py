@@ -8,7 +8,16 @@ from torch import nn
 
 from fedaudit.methods.condensation import _folded
 from fedaudit.methods.condensation._condense import AHEAD, Records, Sampled
-from fedaudit.methods.condensation._folded import Folded, finish, finish_inside, fold, narrow, narrow_images, narrow_inside, padded
+from fedaudit.methods.condensation._folded import (
+    Folded,
+    finish,
+    finish_inside,
+    fold,
+    narrow,
+    narrow_images,
+    narrow_inside,
+    padded,
+)
 from fedaudit.training import models
 
 

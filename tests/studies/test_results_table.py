@@ -429,6 +429,28 @@ def test_who_states_the_rounds_is_said_and_counted_apart(monkeypatch: pytest.Mon
     assert len({c["paper"] for c in cells}) == 5
 
 
+def test_figures_with_three_seeds_at_full_length_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A published figure that several readings stand beside is one; the page has 25 or more, over all five papers."""
+    cells = [
+        {"paper": paper, "table": table, "asked": {"dataset": data}, "mean": mean, "spread": 1.0}
+        for paper, table, data, mean in (
+            ("A", "1", "cifar10", 50.0),
+            ("A", "1", "cifar10", 50.0),  # another reading of it
+            ("A", "2", "cifar10", 50.0),
+            ("A", "1", "svhn", 50.0),
+            ("A", "1", "cifar10", 60.0),
+            ("B", "1", "cifar10", 50.0),
+        )
+    ]
+    assert TABLE.figures(cells) == "5 published figures (A 4, B 1)"
+    page = " ".join((RESULTS / "README.md").read_text().split())
+    found = re.search(r"stand beside (\d+) published figures \(([^)]*)\)", page)
+    assert found
+    by_paper = dict(one.rsplit(" ", 1) for one in found[2].split(", "))
+    assert sum(map(int, by_paper.values())) == int(found[1]) >= 25
+    assert set(by_paper) == {"FedAF", "DFFKE", "DFRD", "FedZGE", "FedFree"}
+
+
 def test_no_text_points_to_a_row_by_its_place() -> None:
     """Rows move, and the pointer then names another row."""
     told = tomllib.loads(of_study("published.toml").read_text())["cell"]

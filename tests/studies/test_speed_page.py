@@ -196,6 +196,17 @@ def test_what_it_says_of_fedaf_s_compiling_holds() -> None:
     assert count == 10
 
 
+def test_what_it_says_of_condensation_s_kernels_holds() -> None:
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    kept = json.loads((KEPT / "profile" / "condense_compiling.json").read_text())
+    before, after = (kept[when] for when in ("before", "after"))
+    (low, high), (least, most) = ((min(these["seconds"]), max(these["seconds"])) for these in (after, before))
+    assert f"after {low} to {high} s, and took {least} to {most} before" in text
+    assert f"{before['commit']} and {after['commit']} in turn" in text
+    assert len(before["seconds"]) == len(after["seconds"]) == 3
+    assert high < least / 2
+
+
 def test_what_it_says_of_small_networks_holds() -> None:
     """`conv4` is stepped side by side and `convnet` is not, because of these figures."""
     text = " ".join((RESULTS / "speed.md").read_text().split())

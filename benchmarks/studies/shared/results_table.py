@@ -48,24 +48,25 @@ published ones.
 RUNS = """## Published figures beside ours
 
 **What these runs can show.** {whole} of the {tried} rows with runs have three seeds at a length that the paper states.
-{coded} more have three seeds at the length that its authors' public code states, where our copy of the paper gives none
-or only a limit. The others have fewer seeds, fewer rounds, or a length that is ours. All are on an NVIDIA H200 that
-several runs shared. No setting is the paper's in every respect (the column before the last), so no cell is "reproduced"
-in the sense of the papers' tables. Our figure is that of the round that is best on the test set, unless the row says
-that it is the last one's. An interval is Wilson's, for one model on 10,000 test records (95 %): it does not cover other
-seeds. If a default was chosen among such runs, it was chosen by test accuracy. Minutes are the rounds of all seeds,
-added up, on the shared GPU. Seeds, rounds, precision, device and commit are read from the records. If the runs of a row
-do not agree in one of them, the row says so for each seed, and its verdict counts that as another setting.
+{coded} more have three seeds at the length that its authors' public code states, where our copy of the paper gives
+none or only a limit. Together they stand beside {figures}. The others have fewer seeds, fewer rounds, or a length that
+is ours. All are on an NVIDIA H200 that several runs shared. No setting is the paper's in every respect (the column
+before the last), so no cell is "reproduced" in the sense of the papers' tables. Our figure is that of the round that
+is best on the test set, unless the row says that it is the last one's. An interval is Wilson's, for one model on
+10,000 test records (95 %): it does not cover other seeds. If a default was chosen among such runs, it was chosen by
+test accuracy. Minutes are the rounds of all seeds, added up, on the shared GPU. Seeds, rounds, precision, device and
+commit are read from the records. If the runs of a row do not agree in one of them, the row says so for each seed, and
+its verdict counts that as another setting.
 """
 
 
 NOT_RUN = """## What was not run, and how long it would take
 
 For rows on CIFAR-10 and Fashion-MNIST that nobody has run, the first rounds were timed on an NVIDIA H200, beside at
-most so many other runs (`records/not_run.json`). A forecast is the first round and the later ones, as many as the
-column says, for one seed at that load; alone a run takes less. They are the paper's rounds; where it gives a limit
-alone, as DFFKE does, they are those of our suite. Rows on CIFAR-100, SVHN, Tiny ImageNet, Food-101 and DomainNet were
-not timed: these data sets are not here.
+most so many other runs (`records/not_run.json`; `first_rounds.py` times them anew). A forecast is the first round and
+the later ones, as many as the column says, for one seed at that load; alone a run takes less. They are the paper's
+rounds; where it gives a limit alone, as DFFKE does, they are those of our suite. Rows on CIFAR-100, SVHN, Tiny
+ImageNet, Food-101 and DomainNet were not timed: these data sets are not here.
 """
 
 
@@ -420,6 +421,16 @@ def whole(cell: dict[str, Any]) -> bool:
     return len(seeds) >= 3 and all(record["rounds_done"] >= cell.get("rounds", 0) > 0 for record in records)
 
 
+def figures(cells: list[dict[str, Any]]) -> str:
+    """Return beside how many published figures cells stand, in all and of each paper.
+
+    A figure that several readings stand beside is one.
+    """
+    each = {(cell["paper"], cell["table"], cell["asked"]["dataset"], cell["mean"], cell["spread"]) for cell in cells}
+    papers = Counter(paper for paper, *_ in each)
+    return f"{len(each)} published figures ({', '.join(f'{paper} {n}' for paper, n in sorted(papers.items()))})"
+
+
 def markdown() -> str:
     told = tomllib.loads((HERE / "published.toml").read_text())
     cells = {cell["key"]: cell for cell in told["cell"]}
@@ -441,7 +452,7 @@ def markdown() -> str:
     full = [cell for cell in told["cell"] if whole(cell)]
     coded = sum("stated" in cell for cell in full)
     tried = sum("records" in cell for cell in told["cell"])
-    runs = RUNS.format(whole=len(full) - coded, coded=coded, tried=tried)
+    runs = RUNS.format(whole=len(full) - coded, coded=coded, tried=tried, figures=figures(full))
     return "\n".join([HEAD, *coverage(), *runs.splitlines(), "", *tables]) + "\n"
 
 
