@@ -1,6 +1,6 @@
 """What the stacked engine and recorded steps gain on a GPU, line by line, against the serial engine of the same commit.
 
-    python benchmarks/gpu_speed.py --out runs/speed                 # every line, about six minutes on an H200
+    python benchmarks/gpu_speed.py --out runs/speed                 # every line, about 24 minutes on an H200
     python benchmarks/gpu_speed.py --out runs/speed --only fedavg,dfrd --seconds 120
     python benchmarks/gpu_speed.py --out runs/speed-tiny --tiny --device cpu   # that it runs, not how fast
 
@@ -500,12 +500,20 @@ def fedaf_whole(bench: Bench) -> None:
     )  # fmt: skip
 
 
+@line
+def fedaf_cifar10(bench: Bench) -> None:
+    """FedAF's preset on CIFAR-10, 10 clients, capped 0.02, four rounds. Goal: 240 s for 20 rounds."""
+    sized = {"dataset": "cifar10", "preset": "cifar10", "partition": "dirichlet-capped:0.02", "set": {}}
+    ways = {f"stacked_{name}_compiled": COMPILED | {"precision": name} for name in ("tf32", "bf16")}
+    bench.variants(ways, rounds=2 if bench.tiny else 4, **FEDAF | sized | (FEDAF_TINY if bench.tiny else {}))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(LINES), help="lines, separated by commas")
     parser.add_argument("--ways", default="", help="of carrying a line out, separated by commas; all of them otherwise")
-    parser.add_argument("--seconds", type=float, default=360.0, help="no further measurement begins after these")
+    parser.add_argument("--seconds", type=float, default=1800.0, help="no further measurement begins after these")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--tiny", action="store_true", help="sizes with which a CPU is through in a minute")
     chosen = parser.parse_args()

@@ -119,16 +119,22 @@ def test_a_compiler_makes_one_kernel_of_each_form():
 
 
 @pytest.mark.slow
-def test_a_kernel_serves_images_with_and_without_gradient(monkeypatch):
+def test_kernels_of_one_client_serve_all_clients_and_rounds(monkeypatch):
+    """Images with a gradient and without, any number of rows, other weights: nothing is compiled for these again."""
     from torch._inductor import metrics
 
     monkeypatch.setattr(_folded, "_fuses", lambda x: True)
-    w = Sampled(net("convnet@0.1", (1, 8, 8)).float(), folded=True)
-    x = torch.randn(5, 1, 8, 8)
-    w.encode(x.requires_grad_()).sum().backward()
+    first = Sampled(net("convnet@0.1", (1, 8, 8)).float(), folded=True)
+    first.encode(torch.randn(5, 1, 8, 8).requires_grad_()).sum().backward()
     metrics.reset()
-    w.real(x.detach())
+    first.real(torch.randn(7, 1, 8, 8))
+    other = Sampled(net("convnet@0.1", (1, 8, 8)).float(), folded=True)
+    for gamma in (0.9, 0.8):
+        other.interpolate(gamma)
+        other.encode(torch.randn(3, 1, 8, 8).requires_grad_()).sum().backward()
+        other.real(torch.randn(9, 1, 8, 8))
     assert metrics.generated_kernel_count == 0
+    assert not _folded._uncompiled
 
 
 def test_other_networks_are_left_alone():
