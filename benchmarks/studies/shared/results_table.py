@@ -41,7 +41,8 @@ HEAD = """# Published against measured
 
 `python benchmarks/studies/shared/results_table.py --write` makes this page from the suites,
 `coverage.toml`, `published.toml` and the records under `benchmarks/studies/`; a test makes it again. The script says
-what the verdicts mean. `keep_records.py` makes the records from run folders.
+what the verdicts mean. `keep_records.py` makes the records from run folders, `first_tables.py` the table at the top of
+each paper's page.
 `fedaudit reproduce PAPER TABLE` runs a table, as far as `--budget MINUTES` goes, and prints our figures beside the
 published ones.
 """
