@@ -42,8 +42,9 @@ def test_every_paper_has_a_figure_and_a_control(first: ModuleType) -> None:
 
 def test_a_difference_by_hand(first: ModuleType) -> None:
     """1, 2 and 6 above 10: a mean of 3, a standard error of 1.5275, and 4.3027 of it on each side."""
-    assert first.difference([11.0, 12.0, 16.0], 10.0) == "+3.00 [-3.57, 9.57]"
-    assert first.difference([8.5], 10.0) == "-1.50, one seed"
+    assert first.difference([11.0, 12.0, 16.0], [10.0] * 3) == "+3.00 [-3.57, 9.57]"
+    assert first.difference([21.0, 12.0, 6.0], [20.0, 10.0, 0.0]) == "+3.00 [-3.57, 9.57]", "seed by seed"
+    assert first.difference([8.5], [10.0]) == "-1.50, one seed"
 
 
 def a_record(seed: int, accuracies: list[float], rounds: int = 20) -> dict[str, Any]:
@@ -57,16 +58,30 @@ def test_a_row_by_hand(first: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(first.table, "read", kept.__getitem__)
     cells = {"x": {"records": ["a", "b", "c"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
     assert first.row({"label": "X", "cell": "x"}, cells) == [
-        "X (9 to 20 of 20 rounds)", "50.00 ± 1.50", "40.00, 70.00, 30.00", "-3.33 [-55.04, 48.38]",
+        "X (seed 2: 9 of 20 rounds)", "50.00 ± 1.50", "40.00, 70.00, 30.00", "-3.33 [-55.04, 48.38]", "-",
     ]  # fmt: skip
     cells["x"] |= {"records": ["a", "b"], "spread": -1}
-    two = first.row({"label": "X", "cell": "x"}, cells)
-    assert two[:3] == ["X", "50.00", "40.00, 70.00 (seeds 0 and 1)"]
+    two = first.row({"label": "X", "cell": "x", "length": "some epochs"}, cells)
+    assert two[:3] == ["X (some epochs)", "50.00", "40.00, 70.00 (seeds 0 and 1)"]
     whole = first.row({"label": "X", "cell": "x", "printed": {"2": 55.0}}, cells)
-    assert whole == ["X", "50.00", "40.00, 70.00, 55.00", "+5.00 [-32.26, 42.26]"]
-    control = {"label": "C", "records": ["a"], "whose": "clients"}
-    assert first.row(control, {}) == ["C", "-", "35.00 (seed 1)", "-"]
-    assert first.row({**control, "statistic": "last"}, {}) == ["C", "-", "30.00 (seed 1)", "-"]
+    assert whole[:4] == ["X (20 rounds)", "50.00", "40.00, 70.00, 55.00", "+5.00 [-32.26, 42.26]"]
+    cells["x"]["rounds"] = 30
+    assert first.row({"label": "X", "cell": "x"}, cells)[0] == "X (20 of 30 rounds)"
+
+
+def test_a_control_by_hand(first: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has no published figure. A row is compared with it over the seeds that both have."""
+    kept = {"a": a_record(1, [0.5, 0.7, 0.6]), "b": a_record(0, [0.4, 0.3, 0.2]), "c": a_record(1, [0.4, 0.8, 0.5])}
+    monkeypatch.setattr(first.table, "read", kept.__getitem__)
+    control = {"name": "c", "label": "C", "records": ["c"], "whose": "clients"}
+    assert first.row(control, {}) == ["C (20 rounds)", "-", "40.00 (seed 1)", "-", "-"]
+    assert first.row({**control, "statistic": "last"}, {})[2] == "25.00 (seed 1)"
+    cells = {"x": {"key": "x", "records": ["a", "b"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
+    assert first.row({"label": "X", "cell": "x"}, cells, control)[4] == "+30.00, one seed"
+    page = {"page": "p", "when": "then", "rows": [{"label": "X", "cell": "x", "minus": "c"}, control]}
+    assert "minus C" not in first.made(page, cells)
+    made = first.made({**page, "control": "minus C"}, cells).splitlines()
+    assert [line.rsplit(" | ", 1)[1] for line in made[2:]] == ["minus C |", "--- |", "+30.00, one seed |", "- |"]
 
 
 def test_what_was_printed_is_kept() -> None:

@@ -194,6 +194,9 @@ def test_what_it_says_of_fedaf_s_compiling_holds() -> None:
     count, seconds = kept["compile"]["_compile.compile_inner"]
     assert f"of a first round of {kept['rounds_s'][0]:.0f} s, {seconds:.0f} s are ten compilations" in text
     assert count == 10
+    second, third = kept["rounds_s"][1:]
+    assert f"the next two rounds took {second:.2f} and {third:.2f} s" in text
+    assert f"rounds of 10 s at most, which leave {240 - 19 * 10} s for the first" in text
 
 
 def test_what_it_says_of_condensation_s_kernels_holds() -> None:

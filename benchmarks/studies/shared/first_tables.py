@@ -20,50 +20,81 @@ from fedaudit.stats import student_t
 TITLE = "**Published beside ours.**"
 NEXT = "\n\n**What comes out.**"
 SAID = (
-    f"{TITLE} Test accuracy, %, {{when}}. The interval of a difference is Student's of 95 % over the seeds. A row "
-    "without a published figure is a control. What differs from the paper, and all other rows, are in "
-    "[README](README.md)."
+    f'{TITLE} Test accuracy, %, {{when}}. The paper has no figure for rows with "-". An interval is Student\'s of 95 % '
+    "over the seeds{paired}; the published mean is taken as exact, and an interval that holds 0 does not show "
+    "that a figure comes out. What differs from the paper, row by row: [README](README.md)."
 )
+Cell = dict[str, Any]
 
 
-def difference(values: Sequence[float], published: float) -> str:
-    """Return the mean of the values minus a published figure, with its interval over seeds if there are several."""
-    if len(values) == 1:
-        return f"{values[0] - published:+.2f}, one seed"
-    found = student_t([value - published for value in values])
+def difference(values: Sequence[float], others: Sequence[float]) -> str:
+    """Return the mean of the differences, with its interval over seeds if there are several."""
+    each = [value - other for value, other in zip(values, others, strict=True)]
+    if len(each) == 1:
+        return f"{each[0]:+.2f}, one seed"
+    found = student_t(each)
     return f"{found.value:+.2f} [{found.low:.2f}, {found.high:.2f}]"
 
 
-def row(asked: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the row of a cell, or of a control, which names its records itself."""
-    cell = {**cells[asked["cell"]], **asked} if "cell" in asked else asked
+def run_of(asked: Cell, cells: dict[str, Cell]) -> Cell:
+    """Return the cell that a row names, with what the row says itself."""
+    return {**cells[asked["cell"]], **asked} if "cell" in asked else asked
+
+
+def by_seed(cell: Cell) -> dict[int, float]:
+    """Return the figure of each seed: from its record, or as the run printed it."""
     records = [table.read(name) for name in cell["records"]]
-    planned = cell.get("rounds", 0)
-    found = zip((record["setting"]["seed"] for record in records), table.values(cell, records), strict=True)
-    by_seed = dict(sorted({**dict(found), **{int(k): v for k, v in asked.get("printed", {}).items()}}.items()))
-    seeds, values = list(by_seed), list(by_seed.values())
-    cut = any(record["rounds_done"] < planned for record in records)
-    label = f"{asked['label']} ({table.span(records)} of {planned} rounds)" if cut else asked["label"]
-    ours = ", ".join(f"{value:.2f}" for value in values)
-    if seeds != [0, 1, 2]:
-        ours += f" (seed{'s' if len(seeds) > 1 else ''} {' and '.join(map(str, seeds))})"
-    if "cell" not in asked:
-        return [label, "-", ours, "-"]
-    figure = f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")
-    return [label, figure, ours, difference(values, cell["mean"])]
+    kept = zip((record["setting"]["seed"] for record in records), table.values(cell, records), strict=True)
+    printed = {int(seed): float(value) for seed, value in cell.get("printed", {}).items()}
+    return dict(sorted({**dict(kept), **printed}.items()))
+
+
+def length(cell: Cell) -> str:
+    """Return how long the runs are, and which of them are shorter than planned."""
+    if "length" in cell:
+        return str(cell["length"])
+    records, planned = [table.read(name) for name in cell["records"]], cell.get("rounds", 0)
+    short = [record for record in records if record["rounds_done"] < planned]
+    if not short:
+        return f"{table.span(records)} rounds"
+    if len(short) == 1 < len(records):
+        return f"seed {short[0]['setting']['seed']}: {short[0]['rounds_done']} of {planned} rounds"
+    return f"{table.span(records)} of {planned} rounds"
+
+
+def row(asked: Cell, cells: dict[str, Cell], control: Cell | None = None) -> list[str]:
+    """Return a row's label, published figure, figure of each seed, and difference; then the difference to a control."""
+    cell = run_of(asked, cells)
+    found = by_seed(cell)
+    ours = ", ".join(f"{value:.2f}" for value in found.values())
+    if list(found) != [0, 1, 2]:
+        ours += f" (seed{'s' if len(found) > 1 else ''} {' and '.join(map(str, found))})"
+    told = [f"{asked['label']} ({length(cell)})", "-", ours, "-", "-"]
+    if "cell" in asked:
+        told[1] = f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")
+        told[3] = difference(list(found.values()), [cell["mean"]] * len(found))
+    if control is not None:
+        beside = by_seed(run_of(control, cells))
+        common = sorted(found.keys() & beside.keys())
+        told[4] = difference([found[seed] for seed in common], [beside[seed] for seed in common])
+    return told
 
 
 def tables() -> dict[str, str]:
     """Return the paragraph and table of each page."""
     told = tomllib.loads((table.HERE / "published.toml").read_text())
     cells = {cell["key"]: cell for cell in told["cell"]}
-    head = ["", "published", "ours, seeds 0, 1 and 2", "ours minus published"]
-    return {
-        page["page"]: "\n".join(
-            [SAID.format(when=page["when"]), "", *table.lines(head, [row(asked, cells) for asked in page["rows"]])]
-        )
-        for page in told["first_table"]
-    }
+    return {page["page"]: made(page, cells) for page in told["first_table"]}
+
+
+def made(page: dict[str, Any], cells: dict[str, Cell]) -> str:
+    """Return the paragraph and table of a page. It has a column for a control if the page names one."""
+    named = {asked["name"]: asked for asked in page["rows"] if "name" in asked}
+    rows = [row(asked, cells, named[asked["minus"]] if "minus" in asked else None) for asked in page["rows"]]
+    head = ["", "published", "ours, seeds 0, 1 and 2", "ours minus published", page.get("control", "")]
+    width = 5 if "control" in page else 4
+    said = SAID.format(when=page["when"], paired=" (in the last column, over their differences)" if width == 5 else "")
+    return "\n".join([said, "", *table.lines(head[:width], [cells[:width] for cells in rows])])
 
 
 def placed(text: str, made: str) -> str:
@@ -75,9 +106,9 @@ def placed(text: str, made: str) -> str:
 if __name__ == "__main__":
     if sys.argv[1:] not in ([], ["--write"]):
         sys.exit(__doc__)
-    for name, made in tables().items():
+    for name, new in tables().items():
         page = table.RESULTS / f"{name}.md"
         if sys.argv[1:]:
-            page.write_text(placed(page.read_text(), made))
+            page.write_text(placed(page.read_text(), new))
         else:
-            print(f"{page.name}\n\n{made}\n")
+            print(f"{page.name}\n\n{new}\n")

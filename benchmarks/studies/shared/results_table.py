@@ -49,15 +49,16 @@ published ones.
 RUNS = """## Published figures beside ours
 
 **What these runs can show.** {whole} of the {tried} rows with runs have three seeds at a length that the paper states.
-{coded} more have three seeds at the length that its authors' public code states, where our copy of the paper gives
-none or only a limit. Together they stand beside {figures}. The others have fewer seeds, fewer rounds, or a length that
-is ours. All are on an NVIDIA H200 that several runs shared. No setting is the paper's in every respect (the column
-before the last), so no cell is "reproduced" in the sense of the papers' tables. Our figure is that of the round that
-is best on the test set, unless the row says that it is the last one's. An interval is Wilson's, for one model on
-10,000 test records (95 %): it does not cover other seeds. If a default was chosen among such runs, it was chosen by
-test accuracy. Minutes are the rounds of all seeds, added up, on the shared GPU. Seeds, rounds, precision, device and
-commit are read from the records. If the runs of a row do not agree in one of them, the row says so for each seed, and
-its verdict counts that as another setting.
+{coded} more have three seeds at the length that its authors' public code states, where our copy of the paper states
+none, or only a limit. Together they stand beside {figures}. The others have fewer seeds, fewer rounds, or a length
+that is ours. All are on an NVIDIA H200 that several runs shared. No setting is the paper's in every respect (the
+column before the last), so no cell is "reproduced" in the sense of the papers' tables. Our figure is that of the round
+that is best on the test set, unless the row says that it is the last one's. ± is the sample standard deviation over
+our seeds; the published one is as the paper has it. An interval is Wilson's, for one model on 10,000 test records (95
+%): it does not cover other seeds. If a default was chosen among such runs, it was chosen by test accuracy. Minutes are
+the rounds of all seeds, added up, on the shared GPU. Seeds, rounds, precision, device and commit are read from the
+records. If the runs of a row do not agree in one of them, the row says so for each seed, and its verdict counts that
+as another setting.
 """
 
 
