@@ -95,21 +95,22 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """
     for dim, side in zip((-2, -1), size, strict=True):
         if x.shape[dim] != side:
-            x = (x.transpose(dim, -1) @ _linear_weights(x.shape[dim], side, x.device)).transpose(dim, -1)
+            x = (x.transpose(dim, -1) @ _linear_weights(x.shape[dim], side, x.device, x.dtype)).transpose(dim, -1)
     return x
 
 
 @functools.cache
-def _linear_weights(old: int, new: int, device: torch.device) -> Tensor:
+def _linear_weights(old: int, new: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     """Return the old x new matrix of linear interpolation: its rows are the images of the unit vectors."""
-    return F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0].to(device)
+    return F.interpolate(torch.eye(old)[None], size=new, mode="linear", align_corners=False)[0].to(device, dtype)
 
 
 @torch.no_grad()
 def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000, pixels: tuple[float, float] = (0.0, 1.0)) -> Tensor:
     """Return D^ = Dec(E~): the synthetic images that a decoder's checkpoint makes of translated embeddings."""
     output: Output = "standardised" if "layers.11.running_mean" in Dec else "tanh"
-    blank = _blank(e.shape[1], shape, len(Dec["layers.6.weight"]), output, pixels, e.device)
+    inner = Dec["layers.6.weight"]
+    blank = _blank(e.shape[1], shape, len(inner), output, pixels, e.device, inner.dtype)
     model = copied_with(blank, Dec) or load(copied(blank), Dec)
     with rounded(e.device):
         return in_chunks(model, e, batch).to(e.dtype)
@@ -117,13 +118,19 @@ def decode(Dec: State, e: Tensor, shape: Shape, batch: int = 1000, pixels: tuple
 
 @functools.lru_cache(maxsize=8)
 def _blank(
-    h: int, shape: Shape, width: int, output: Output, pixels: tuple[float, float], device: torch.device
+    h: int,
+    shape: Shape,
+    width: int,
+    output: Output,
+    pixels: tuple[float, float],
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> Decoder:
     """Return a decoder without weights, to be copied: a round of a long run decodes by a hundred checkpoints, and to
     build a decoder takes longer than to run it.
     """
     with torch.device("meta"):
-        return Decoder(h, shape, width, output, pixels).to_empty(device=device).eval()
+        return Decoder(h, shape, width, output, pixels).to(dtype).to_empty(device=device).eval()
 
 
 @functools.cache

@@ -204,6 +204,24 @@ def test_checkpoints_of_one_form_decode_one_after_the_other(output):
     assert all(torch.equal(t, before[i][name]) for i, state in enumerate(states) for name, t in state.items())
 
 
+def test_a_checkpoint_decodes_in_its_own_precision():
+    """Whatever was decoded before, and whatever the default is: a process decodes for several runs."""
+    before = torch.get_default_dtype()
+    made = {}
+    try:
+        for dtype in (torch.float64, torch.float32, torch.float64):
+            torch.manual_seed(3)
+            model = Decoder(5, (1, 6, 7), width=4).to(dtype).eval()
+            e = torch.linspace(-1, 1, 10, dtype=dtype).reshape(2, 5)
+            for default in (torch.float32, torch.float64):
+                torch.set_default_dtype(default)
+                made[dtype] = decode(state_of(model), e, (1, 6, 7))
+                assert made[dtype].dtype == dtype
+                assert torch.allclose(made[dtype], model(e))
+    finally:
+        torch.set_default_dtype(before)
+
+
 def test_a_checkpoint_that_does_not_fit_is_refused_and_one_of_another_layout_is_not():
     state = state_of(Decoder(4, (1, 8, 8), width=2))
     e = torch.randn(3, 4)
