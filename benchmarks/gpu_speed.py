@@ -1,6 +1,6 @@
 """What the stacked engine and recorded steps gain on a GPU, line by line, against the serial engine of the same commit.
 
-    python benchmarks/gpu_speed.py --out runs/speed                 # every line, about 24 minutes on an H200
+    python benchmarks/gpu_speed.py --out runs/speed                 # every line; the kept ones took 20 minutes
     python benchmarks/gpu_speed.py --out runs/speed --only fedavg,dfrd --seconds 120
     python benchmarks/gpu_speed.py --out runs/speed-tiny --tiny --device cpu   # that it runs, not how fast
 

@@ -62,7 +62,7 @@ def test_a_round_has_its_own_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert json.loads((tmp_path / "one.json").read_text()) == {"rounds_s": [7.0, 3.5, 2.0], "device": "CPU"}
 
 
-def test_only_rows_whose_rounds_ended_are_kept(capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_rows_whose_rounds_ended_are_kept() -> None:
     """With the new seconds, load, device and commit; notes on the old seconds are gone."""
     old = {"rounds_s": [], "waited_s": 200, "note": "not ended", "beside": 13, "commit": "a", "device": "D"}
     runs = [a_row(**old), a_row(**old, paper="Q"), a_row(**old, row="other")]

@@ -49,14 +49,14 @@ def test_a_difference_by_hand(first: ModuleType) -> None:
 
 def a_record(seed: int, accuracies: list[float], rounds: int = 20) -> dict[str, Any]:
     scores = [{"round": t + 1, "global": {"accuracy": a}, "clients": {"mean": a / 2}} for t, a in enumerate(accuracies)]
-    return {"setting": {"seed": seed}, "rounds": scores, "rounds_done": rounds}
+    return {"setting": {"seed": seed, "method": "m", "set": {}}, "rounds": scores, "rounds_done": rounds}
 
 
 def test_a_row_by_hand(first: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """Best round of each seed, in the order of the seeds; the round is the last where the row asks for that one."""
     kept = {"a": a_record(1, [0.5, 0.7, 0.6]), "b": a_record(0, [0.4, 0.3, 0.2]), "c": a_record(2, [0.1, 0.2, 0.3], 9)}
     monkeypatch.setattr(first.table, "read", kept.__getitem__)
-    cells = {"x": {"records": ["a", "b", "c"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
+    cells = {"x": {"asked": {"method": "m"}, "records": ["a", "b", "c"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
     assert first.row({"label": "X", "cell": "x"}, cells) == [
         "X (seed 2: 9 of 20 rounds)", "50.00 ± 1.50", "40.00, 70.00, 30.00", "-3.33 [-55.04, 48.38]", "-",
     ]  # fmt: skip
@@ -67,16 +67,20 @@ def test_a_row_by_hand(first: ModuleType, monkeypatch: pytest.MonkeyPatch) -> No
     assert whole[:4] == ["X (20 rounds)", "50.00", "40.00, 70.00, 55.00", "+5.00 [-32.26, 42.26]"]
     cells["x"]["rounds"] = 30
     assert first.row({"label": "X", "cell": "x"}, cells)[0] == "X (20 of 30 rounds)"
+    cells["x"]["asked"] = {"method": "another"}
+    monkeypatch.setattr(first.table, "record_at", lambda name: name)
+    with pytest.raises(SystemExit, match=r"a is not the run that published\.toml asks for"):
+        first.row({"label": "X", "cell": "x"}, cells)
 
 
 def test_a_control_by_hand(first: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     """It has no published figure. A row is compared with it over the seeds that both have."""
     kept = {"a": a_record(1, [0.5, 0.7, 0.6]), "b": a_record(0, [0.4, 0.3, 0.2]), "c": a_record(1, [0.4, 0.8, 0.5])}
     monkeypatch.setattr(first.table, "read", kept.__getitem__)
-    control = {"name": "c", "label": "C", "records": ["c"], "whose": "clients"}
+    control = {"name": "c", "label": "C", "asked": {}, "records": ["c"], "whose": "clients"}
     assert first.row(control, {}) == ["C (20 rounds)", "-", "40.00 (seed 1)", "-", "-"]
     assert first.row({**control, "statistic": "last"}, {})[2] == "25.00 (seed 1)"
-    cells = {"x": {"key": "x", "records": ["a", "b"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
+    cells = {"x": {"asked": {}, "records": ["a", "b"], "mean": 50.0, "spread": 1.5, "rounds": 20}}
     assert first.row({"label": "X", "cell": "x"}, cells, control)[4] == "+30.00, one seed"
     page = {"page": "p", "when": "then", "rows": [{"label": "X", "cell": "x", "minus": "c"}, control]}
     assert "minus C" not in first.made(page, cells)

@@ -429,7 +429,7 @@ def test_who_states_the_rounds_is_said_and_counted_apart(monkeypatch: pytest.Mon
     assert len({c["paper"] for c in cells}) == 5
 
 
-def test_figures_with_three_seeds_at_full_length_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_figures_with_three_seeds_at_full_length_are_counted_once() -> None:
     """A published figure that several readings stand beside is one; the page has 25 or more, over all five papers."""
     cells = [
         {"paper": paper, "table": table, "asked": {"dataset": data}, "mean": mean, "spread": 1.0}

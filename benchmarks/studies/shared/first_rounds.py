@@ -77,7 +77,7 @@ def _put(file: Path, what: Any) -> None:
 
 
 def timed(rows: list[Row], rounds: int, limit: float, more: list[str], out: Path) -> None:
-    """Run all rows at once, for at most so many seconds, and write what is known of them every second."""
+    """Run all rows at once, for at most so many seconds, and keep writing what is known of them."""
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         files = [Path(folder) / f"{i}.json" for i in range(len(rows))]
@@ -86,13 +86,16 @@ def timed(rows: list[Row], rounds: int, limit: float, more: list[str], out: Path
         words = [sys.executable, __file__, "one", "--rounds", str(rounds), *more]
         runs = [subprocess.Popen([*words, "--out", str(file)]) for file in files]
         ended: dict[int, float] = {}
-        while len(ended) < len(runs) and time.perf_counter() - begun < limit:
-            time.sleep(0.2)
-            ended |= {i: time.perf_counter() for i, run in enumerate(runs) if i not in ended and run.poll() is not None}
-            _write(rows, files, begun, ended, out)
-        for run in runs:
-            run.kill()
-            run.wait()
+        try:
+            while len(ended) < len(runs) and time.perf_counter() - begun < limit:
+                time.sleep(0.2)
+                now = time.perf_counter()
+                ended |= {i: now for i, run in enumerate(runs) if i not in ended and run.poll() is not None}
+                _write(rows, files, begun, ended, out)
+        finally:
+            for run in runs:
+                run.kill()
+                run.wait()
         _write(rows, files, begun, ended, out)
 
 

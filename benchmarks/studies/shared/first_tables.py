@@ -41,9 +41,14 @@ def run_of(asked: Cell, cells: dict[str, Cell]) -> Cell:
     return {**cells[asked["cell"]], **asked} if "cell" in asked else asked
 
 
+def records_of(cell: Cell) -> list[dict[str, Any]]:
+    """Return the kept records, which must be of the runs that the cell or control means."""
+    return [table.checked(name, cell["asked"]) for name in cell["records"]]
+
+
 def by_seed(cell: Cell) -> dict[int, float]:
     """Return the figure of each seed: from its record, or as the run printed it."""
-    records = [table.read(name) for name in cell["records"]]
+    records = records_of(cell)
     kept = zip((record["setting"]["seed"] for record in records), table.values(cell, records), strict=True)
     printed = {int(seed): float(value) for seed, value in cell.get("printed", {}).items()}
     return dict(sorted({**dict(kept), **printed}.items()))
@@ -53,7 +58,7 @@ def length(cell: Cell) -> str:
     """Return how long the runs are, and which of them are shorter than planned."""
     if "length" in cell:
         return str(cell["length"])
-    records, planned = [table.read(name) for name in cell["records"]], cell.get("rounds", 0)
+    records, planned = records_of(cell), cell.get("rounds", 0)
     short = [record for record in records if record["rounds_done"] < planned]
     if not short:
         return f"{table.span(records)} rounds"
@@ -71,7 +76,7 @@ def row(asked: Cell, cells: dict[str, Cell], control: Cell | None = None) -> lis
         ours += f" (seed{'s' if len(found) > 1 else ''} {' and '.join(map(str, found))})"
     told = [f"{asked['label']} ({length(cell)})", "-", ours, "-", "-"]
     if "cell" in asked:
-        told[1] = f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")
+        told[1] = table.figure(cell)
         told[3] = difference(list(found.values()), [cell["mean"]] * len(found))
     if control is not None:
         beside = by_seed(run_of(control, cells))
@@ -97,10 +102,10 @@ def made(page: dict[str, Any], cells: dict[str, Cell]) -> str:
     return "\n".join([said, "", *table.lines(head[:width], [cells[:width] for cells in rows])])
 
 
-def placed(text: str, made: str) -> str:
+def placed(text: str, new: str) -> str:
     """Return a page with the table between its verdict and what follows, in the place of the one that was there."""
     before, _, after = text.partition(NEXT)
-    return f"{before.partition(TITLE)[0].rstrip()}\n\n{made}{NEXT}{after}"
+    return f"{before.partition(TITLE)[0].rstrip()}\n\n{new}{NEXT}{after}"
 
 
 if __name__ == "__main__":

@@ -221,6 +221,11 @@ def values(cell: dict[str, Any], records: list[dict[str, Any]]) -> tuple[float, 
     return tuple(100 * best({"rounds": record["rounds"][first:]}, *of)["accuracy"] for record in records)
 
 
+def figure(cell: dict[str, Any]) -> str:
+    """Return a published figure as the paper has it: some have no spread."""
+    return f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")
+
+
 def row(cell: dict[str, Any]) -> list[str]:
     records = [checked(name, cell["asked"]) for name in cell.get("records", [])]
     start = [cell["paper"], cell["table"], cell["cell"]]
@@ -232,8 +237,7 @@ def row(cell: dict[str, Any]) -> list[str]:
         assert not one, "an interval of one model is that of its best round"
         ours += " in the last round"
     made = Made.of(records).text(cell.get("rounds") or "?", cell.get("stated", ""))
-    figure = f"{cell['mean']:.2f}" + (f" ± {cell['spread']:.2f}" if cell["spread"] >= 0 else "")
-    return [*start, figure, ours, made, off(cell, records), verdict(cell, records)]
+    return [*start, figure(cell), ours, made, off(cell, records), verdict(cell, records)]
 
 
 def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str]:
