@@ -771,9 +771,9 @@ def test_a_forecast_by_hand() -> None:
     assert TABLE.forecast(a_timed_run(rounds_s=[40.0, 10.0])) == "4"
 
 
-def test_runs_without_a_later_round_have_no_forecast() -> None:
+def test_a_first_round_stands_for_later_ones_that_were_not_timed() -> None:
     one = TABLE.timed(a_timed_run(rounds_s=[40.4], beside=0, note="it ended"))
-    assert one[3:] == ["40", "-", "21", "-", "alone", "c0ffee", "it ended"]
+    assert one[3:] == ["40", "-", "21", "14", "alone", "c0ffee", "it ended"], "21 rounds of 40.4 s"
     none = TABLE.timed(a_timed_run(rounds_s=[], waited_s=219))
     assert none[3:7] == ["not ended after 219", "-", "21", "-"]
 
@@ -787,6 +787,7 @@ def test_rows_that_were_not_run_are_timed() -> None:
     for paper, table in asked:
         assert any(run["paper"] == paper and table in run["item"] for run in runs), f"{paper}, Table {table}"
     assert all(run["rounds"] and run["commit"] and run["setting"]["method"] for run in runs)
+    assert not [run["row"] for run in runs if not TABLE.forecast(run).isdigit()], "every row has a forecast"
     assert len({(run["paper"], run["item"], run["row"]) for run in runs}) == len(runs)
 
 

@@ -66,18 +66,22 @@ NOT_RUN = """## What was not run, and how long it would take
 
 For rows on CIFAR-10 and Fashion-MNIST that nobody has run, the first rounds were timed on an NVIDIA H200, beside at
 most so many other runs (`records/not_run.json`; `first_rounds.py` times them anew). A forecast is the first round and
-the later ones, as many as the column says, for one seed at that load; alone a run takes less. They are the paper's
-rounds; where it gives a limit alone, as DFFKE does, they are those of our suite. Rows on CIFAR-100, SVHN, Tiny
-ImageNet, Food-101 and DomainNet were not timed: these data sets are not here.
+the later ones, as many as the column says, for one seed at that load; alone a run takes less. Where no later round was
+timed, each is taken to last as long as the first. They are the paper's rounds; where it gives a limit alone, as DFFKE
+does, they are those of our suite. Rows on CIFAR-100, SVHN, Tiny ImageNet, Food-101 and DomainNet were not timed: these
+data sets are not here.
 """
 
 
 def forecast(run: dict[str, Any]) -> str:
-    """Return the minutes of all rounds of a paper: the first as it was timed, the others as the later ones were."""
-    first, *later = run["rounds_s"] or [0.0]
-    if not later:
+    """Return the minutes of all rounds of a paper: the first as it was timed, the others as the later ones were.
+
+    If no later round was timed, the first stands for each of them. Nothing is forecast of a run without any.
+    """
+    if not run["rounds_s"]:
         return "-"
-    return f"{(first + (run['rounds'] - 1) * statistics.mean(later)) / 60:.0f}"
+    first, *later = run["rounds_s"]
+    return f"{(first + (run['rounds'] - 1) * statistics.mean(later or [first])) / 60:.0f}"
 
 
 def timed(run: dict[str, Any]) -> list[str]:
