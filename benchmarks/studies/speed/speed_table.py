@@ -17,6 +17,22 @@ HEAD += ["server, s", "times", "first round, s", "commit"]
 PRECISIONS = {"float32": "float32", "tf32": "TF32", "bf16": "bf16"}
 
 
+def over(figures: dict[str, Any], way: str) -> str:
+    """Return the way that a way is held against: the serial one of its precision, else a serial one, else the first.
+
+    A factor over another precision is of the engine and the precision together.
+    """
+    ways = [name for name, values in figures.items() if isinstance(values, dict) and "round_s" in values]
+    serial = [name for name in ways if name.startswith("serial")]
+    same = [name for name in serial if figures[name]["precision"] == figures[way]["precision"]]
+    return [*same, *serial, *ways][0]
+
+
+def times(figures: dict[str, Any], way: str, part: str) -> float:
+    """Return how many times as fast as the way that it is held against a way is in a part: a round, clients, server."""
+    return float(figures[over(figures, way)][f"{part}_s"] / figures[way][f"{part}_s"])
+
+
 def rows(folder: Path) -> list[str]:
     """A row for each line and each way of carrying it out."""
     found = []
@@ -24,92 +40,92 @@ def rows(folder: Path) -> list[str]:
         figures: dict[str, Any] = json.loads(path.read_text())
         for way, values in figures.items():
             if isinstance(values, dict) and "round_s" in values:
-                parts = [(values[f"{part}_s"], values[f"{part}_times"]) for part in ("round", "clients", "server")]
-                cells = [text for seconds, times in parts for text in (f"{seconds:.2f}", f"{times:.1f}")]
                 floor = figures.get("floor_s", {}).get(values["precision"])
-                cells = [PRECISIONS[values["precision"]], "" if floor is None else f"{floor:.3f}", *cells]
-                found.append([path.stem, way, *cells, f"{values['first_round_s']:.1f}", figures["commit"]])
+                cells = [PRECISIONS[values["precision"]], "" if floor is None else f"{floor:.3f}"]
+                for part in ("round", "clients", "server"):
+                    cells += [f"{values[f'{part}_s']:.2f}", f"{times(figures, way, part):.1f}"]
+                cells += [f"{values['first_round_s']:.1f}", figures["commit"]]
             elif isinstance(values, dict) and "times" in values:
-                seconds, times, first = values["s"], values["times"], values["first_s"]
                 floor = f"{values['floor_s']:.3f}" if "floor_s" in values else ""
-                found.append(
-                    [
-                        path.stem,
-                        way,
-                        "",
-                        floor,
-                        f"{seconds:.2f}",
-                        f"{times:.1f}",
-                        "",
-                        "",
-                        "",
-                        "",
-                        f"{first:.1f}",
-                        figures["commit"],
-                    ]
-                )
+                cells = ["", floor, f"{values['s']:.2f}", f"{values['times']:.1f}", "", "", "", ""]
+                cells += [f"{values['first_s']:.1f}", figures["commit"]]
+            else:
+                continue
+            found.append([path.stem, way, *cells])
     return ["| " + " | ".join(cells) + " |" for cells in found]
 
 
-# What was aimed at: in words, how many times as fast, the line, which of its figures, and which ways it was run.
+# What was aimed at: in words, how many times as fast, the line, which part of it, and which ways it was run.
 GOALS = [
-    ("FedAvg, ConvNet, a round", 6, "fedavg", "round_times", ("stacked_tf32_compiled", "stacked_tf32", "stacked")),
+    ("FedAvg, ConvNet, a round", 6, "fedavg", "round", ("stacked", "stacked_tf32", "stacked_tf32_compiled")),
     (
         "`fedfree_cnn`, B = 10, a round",
         12,
         "fedfree_cnn",
-        "round_times",
+        "round",
         ("stacked", "stacked_tf32", "stacked_tf32_compiled"),
     ),
-    ("the same, the clients' training alone", 12, "fedfree_cnn", "clients_times", ("stacked", "stacked_tf32")),
-    ("DFRD's server", 4, "dfrd", "server_times", ("stacked_tf32", "stacked")),
-    ("DFFKE, a round", 4, "dffke", "round_times", ("stacked_tf32", "stacked")),
-    ("64 shadows", 10, "shadows", "times", ("stacked_compiled", "stacked_recorded")),
-    ("three seeds of FedFree's row, over one after another", 2, "seeds_together", "times", ("three_seeds",)),
+    ("the same, the clients' training alone", 12, "fedfree_cnn", "clients", ("stacked", "stacked_tf32")),
+    ("DFRD's server", 4, "dfrd", "server", ("stacked", "stacked_tf32")),
+    ("DFFKE, a round", 4, "dffke", "round", ("stacked", "stacked_tf32")),
+    ("64 shadows", 10, "shadows", "", ("stacked_compiled", "stacked_recorded")),
+    ("three seeds of FedFree's row, over one after another", 2, "seeds_together", "", ("three_seeds",)),
+]
+# What was aimed at in seconds: in words, how many, the line, which figure, and which ways.
+SECONDS = [
+    ("FedFree's Table 1 row on CIFAR-10, one seed, a round", 2, "seeds_together", "s", ("one_seed",)),
+    ("FedAF on Fashion-MNIST, 20 rounds", 240, "fedaf", "run_s", ("stacked_tf32_compiled",)),
+    (
+        "FedAF on CIFAR-10, 20 rounds",
+        240,
+        "fedaf_cifar10",
+        "run_s",
+        ("stacked_tf32_compiled", "stacked_bf16_compiled"),
+    ),
 ]
 
 
 def baselines(folder: Path) -> dict[str, list[str]]:
-    """Return the lines that have a way `serial`, by the precision in which it ran."""
+    """Return the lines that have a serial way, by the precision in which it ran."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.glob("*.json")):
-        precision = json.loads(path.read_text()).get("serial", {}).get("precision")
-        if precision is not None:
-            found.setdefault(PRECISIONS[precision], []).append(path.stem)
+        for way, values in json.loads(path.read_text()).items():
+            if way.startswith("serial"):
+                found.setdefault(PRECISIONS[values["precision"]], []).append(path.stem)
     return found
 
 
 def goals(folder: Path) -> list[str]:
     """Return a row for each goal: what was aimed at, and what was measured.
 
-    Ways in the precision of the line's way `serial` are judged apart from ways in another, whose factor is of the
-    engine and the precision together.
+    Ways that a serial one of their precision stands beside are judged apart from others, whose factor is of the engine
+    and the precision together.
     """
     found = []
-    for words, aim, line, figure, ways in GOALS:
-        path = folder / f"{line}.json"
-        figures: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        base = figures.get("serial", {}).get("precision")
-        judged: dict[str, list[str]] = {}
+    for words, aim, line, part, ways in GOALS:
+        figures: dict[str, Any] = json.loads((folder / f"{line}.json").read_text())
+        judged: dict[str, list[tuple[float, str]]] = {}
         for way in ways:
-            if figure in figures.get(way, {}):
-                judged.setdefault(over(base, figures[way].get("precision")), []).append(way)
+            factor = times(figures, way, part) if part else figures[way]["times"]
+            judged.setdefault(held(figures, way) if part else "", []).append((factor, way))
         said = []
         for how, these in sorted(judged.items()):
-            met = "met" if any(figures[way][figure] >= aim for way in these) else "not met"
-            times = ", ".join(f"{figures[way][figure]:.1f} (`{way}`)" for way in these)
-            said.append(f"{how} {met}: {times}".strip())
-        found.append(f"| {words} | {aim} times | {'; '.join(said) or 'not measured'} |")
+            met = "met" if any(factor >= aim for factor, _ in these) else "not met"
+            told = ", ".join(f"{factor:.1f} (`{way}`)" for factor, way in these)
+            said.append(f"{how} {met}: {told}".strip())
+        found.append(f"| {words} | {aim} times | {'; '.join(said)} |")
+    for words, most, line, figure, ways in SECONDS:
+        figures = json.loads((folder / f"{line}.json").read_text())
+        met = "met" if any(figures[way][figure] <= most for way in ways) else "not met"
+        took = ", ".join(f"{figures[way][figure]:.{1 if most < 10 else 0}f} s (`{way}`)" for way in ways)
+        found.append(f"| {words} | {most} s | {met}: {took} |")
     return found
 
 
-def over(base: str | None, precision: str | None) -> str:
-    """Return in words what a way's time is held against; nothing for a line without a way `serial`."""
-    if base is None or precision is None:
-        return ""
-    if precision == base:
-        return f"at equal precision ({PRECISIONS[base]})"
-    return f"in {PRECISIONS[precision]} over `serial` in {PRECISIONS[base]}"
+def held(figures: dict[str, Any], way: str) -> str:
+    """Return in words what a way's time is held against."""
+    base, precision = (PRECISIONS[figures[name]["precision"]] for name in (over(figures, way), way))
+    return f"at equal precision ({precision})" if precision == base else f"in {precision} over serial in {base}"
 
 
 SOAK = ["line", "rounds", "recordings", "s", "host, kB a round", "GPU, kB a round", "threads", "files", "idle, GB"]
