@@ -1,0 +1,52 @@
+"""What `benchmarks/gpu_speed.py` makes of the rounds of a run."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pages import STUDIES
+
+KEPT = STUDIES / "speed" / "records"
+
+
+@pytest.fixture(scope="module")
+def speed() -> Any:
+    before = list(sys.path)
+    sys.path.append(str(STUDIES.parent))
+    yield importlib.import_module("gpu_speed")
+    sys.path[:] = before
+
+
+def test_a_round_s_time_leaves_the_first_and_the_last_out(speed: Any) -> None:
+    told = {(9.0,): 9.0, (9.0, 2.0): 2.0, (9.0, 2.0, 5.0): 2.0, (9.0, 3.0, 1.0, 2.0, 8.0): 2.0}
+    assert {rounds: speed.middle(rounds) for rounds in told} == told
+
+
+def test_kept_lines_have_the_time_of_such_a_round(speed: Any) -> None:
+    found = 0
+    for path in KEPT.glob("*.json"):
+        for way in json.loads(path.read_text()).values():
+            if isinstance(way, dict) and "round_s" in way:
+                assert way["round_s"] == round(speed.middle(way["rounds_s"]), 3), path.stem
+                found += 1
+    assert found > 20
+
+
+def test_a_run_that_is_cut_off_leaves_the_rounds_that_ended(speed: Any, tmp_path: Path, monkeypatch) -> None:
+    """Notes and evaluations tell a run's watcher too; neither begins or ends a round."""
+    now = [0.0]
+    monkeypatch.setattr(speed.time, "perf_counter", lambda: now[0])
+    bench = speed.Bench(tmp_path, "cpu", True, 60)
+    bench.name = "line"
+    watch = bench.watch("fast")
+    told = [(0, "ready"), (0, "round 1"), (0, "note: slow"), (0, "round 1, evaluating"), (1, "round 1")]
+    told += [(1, "round 2"), (1, "round 2, 3/4 clients"), (2, "round 2"), (2, "round 3"), (2, "note: slow")]
+    for done, what in told:
+        now[0] += 2.0
+        watch(done, 3, what)
+    assert json.loads((tmp_path / "line.json").read_text()) == {"fast_rounds_so_far_s": [6.0, 6.0]}
