@@ -20,9 +20,11 @@ import sys
 import tempfile
 import time
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), *map(str, (HERE.parent / "tests" / "helpers").glob("*/")), str(HERE)]
@@ -33,6 +35,7 @@ from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import fedaudit  # noqa: E402
 from fedaudit import registry  # noqa: E402
+from fedaudit.runtime.meter import Span, Timing  # noqa: E402
 from fedaudit.runtime.run_record import RunRecord  # noqa: E402
 from fedaudit.training.cuda_graphs import unrecorded  # noqa: E402
 from fedaudit.training.device_rates import rates  # noqa: E402
@@ -54,6 +57,7 @@ class Bench:
         self.out, self.device, self.tiny, self.ways_wanted = out, device, tiny, ways
         self.ends = time.perf_counter() + seconds
         self.name, self.figures, self.products = "", dict[str, Any](), dict[str, float]()
+        self.spent = defaultdict[tuple[str, int], float](float)  # seconds of the last run by its server or clients, and round
         out.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
@@ -73,8 +77,17 @@ class Bench:
         values |= {"holdout": 0.0, **setting}
         if self.tiny:
             values |= {"dataset": "digits", "image_size": None, "aux": 0.7}
+        self.spent.clear()
+        add = Timing.add
+
+        def note(timing: Timing, span: Span) -> None:
+            add(timing, span)
+            if (party := {"round": "server", "task": "clients"}.get(span.phase)) is not None:
+                self.spent[party, span.round] += span.wall_s
+
         begun = time.perf_counter()
-        record = fedaudit.run(out=folder / "run", **values)
+        with mock.patch.object(Timing, "add", note):
+            record = fedaudit.run(out=folder / "run", **values)
         self.sync()
         return record, folder / "run", time.perf_counter() - begun
 
@@ -135,8 +148,7 @@ class Bench:
             self.save(**known)
             shutil.rmtree(folder.parent, ignore_errors=True)
 
-    @staticmethod
-    def figures_of(record: RunRecord, took: float) -> dict[str, Any]:
+    def figures_of(self, record: RunRecord, took: float) -> dict[str, Any]:
         rows = record.timings
         spent, rounds = [row.wall_s for row in record.rounds], len(record.rounds)
 
@@ -148,6 +160,10 @@ class Bench:
             "round_s": round(middle(spent), 3),
             "first_round_s": round(spent[0], 3),
             "rounds_s": [round(wall_s, 3) for wall_s in spent],
+            **{
+                f"{party}_rounds_s": [round(self.spent[party, t + 1], 3) for t in range(rounds)]
+                for party in ("server", "clients")
+            },
             "run_s": round(took, 2),
             "server_s": round(of("server", "round") / rounds, 3),
             "clients_s": round(of("client", "task") / rounds, 3),
@@ -426,8 +442,6 @@ def _attacked(bench: Bench, spec: dict[str, Any], **setting: Any) -> None:
     """One attack on every client of a run, one after the other and as one stack: the attack's own time, without scores.
     Twice each; the second counts. How far images lie from those of the first run of all is told, too: for the second,
     one after the other again, as a control that begins 1e-6 beside it where images are descended."""
-    from unittest import mock
-
     from fedaudit.attack import attack_run
     from fedaudit.attacks.inversion import _invert
     from fedaudit.attacks.inversion._matching import Matching

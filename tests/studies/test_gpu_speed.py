@@ -50,3 +50,15 @@ def test_a_run_that_is_cut_off_leaves_the_rounds_that_ended(speed: Any, tmp_path
         now[0] += 2.0
         watch(done, 3, what)
     assert json.loads((tmp_path / "line.json").read_text()) == {"fast_rounds_so_far_s": [6.0, 6.0]}
+
+
+def test_seconds_of_server_and_clients_are_told_round_by_round(speed: Any, tmp_path: Path) -> None:
+    bench = speed.Bench(tmp_path, "cpu", True, 60)
+    setting = {"method": "fedavg", "set": {"E": 1, "B": 64}, "clients": 2, "model": "cnn", **speed.SERIAL}
+    record, _, took = bench.run(**setting, rounds=3, eval_every=3)
+    figures = bench.figures_of(record, took)
+    for party in ("server", "clients"):
+        each = figures[f"{party}_rounds_s"]
+        assert len(each) == 3
+        assert all(0 < seconds < whole for seconds, whole in zip(each, figures["rounds_s"], strict=True))
+        assert sum(each) / 3 == pytest.approx(figures[f"{party}_s"], abs=0.002)

@@ -33,14 +33,25 @@ def times(figures: dict[str, Any], way: str, part: str) -> float:
     return float(figures[over(figures, way)][f"{part}_s"] / figures[way][f"{part}_s"])
 
 
+def floors(folder: Path) -> dict[str, dict[str, float]]:
+    """Return the least seconds of a round by line and precision, for lines whose arithmetic `arithmetic.py` counted.
+
+    The rate of a large product of matrices on the GPU's machine follows from the line `fedavg`, which has both.
+    """
+    counted = json.loads((folder / "arithmetic.json").read_text())
+    measured = json.loads((folder / "fedavg.json").read_text())["floor_s"]
+    rates = {precision: counted["fedavg"]["flops"] / seconds for precision, seconds in measured.items()}
+    return {line: {precision: of["flops"] / rate for precision, rate in rates.items()} for line, of in counted.items()}
+
+
 def rows(folder: Path) -> list[str]:
     """A row for each line and each way of carrying it out."""
-    found = []
+    found, least = [], floors(folder)
     for path in sorted(folder.glob("*.json")):
-        figures: dict[str, Any] = json.loads(path.read_text())
+        figures: dict[str, Any] = {"floor_s": least.get(path.stem, {}), **json.loads(path.read_text())}
         for way, values in figures.items():
             if isinstance(values, dict) and "round_s" in values:
-                floor = figures.get("floor_s", {}).get(values["precision"])
+                floor = figures["floor_s"].get(values["precision"])
                 cells = [PRECISIONS[values["precision"]], "" if floor is None else f"{floor:.3f}"]
                 for part in ("round", "clients", "server"):
                     cells += [f"{values[f'{part}_s']:.2f}", f"{times(figures, way, part):.1f}"]
