@@ -57,7 +57,7 @@ class Bench:
         self.out, self.device, self.tiny, self.ways_wanted = out, device, tiny, ways
         self.ends = time.perf_counter() + seconds
         self.name, self.figures, self.products = "", dict[str, Any](), dict[str, float]()
-        self.spent = defaultdict[tuple[str, int], float](float)  # seconds of the last run by its server or clients, and round
+        self.spent = defaultdict[tuple[str, int], float](float)  # of the last run: seconds by party and round
         out.mkdir(parents=True, exist_ok=True)
 
     def left(self) -> float:
