@@ -11,7 +11,7 @@ from pages import RESULTS, STUDIES, script
 from fedaudit.training.models import build
 
 KEPT = STUDIES / "speed" / "records"
-OTHERS = ("cpu", "rounding")  # not measured by `benchmarks/gpu_speed.py`
+OTHERS = ("arithmetic", "cpu", "rounding")  # not measured by `benchmarks/gpu_speed.py`
 
 
 def test_the_table_is_what_was_measured() -> None:
@@ -20,6 +20,28 @@ def test_the_table_is_what_was_measured() -> None:
     for head, found in table.tables(KEPT).items():
         assert len(found) > 5
         assert "\n".join([head, *found, ""]) in text, "python benchmarks/studies/speed/speed_table.py --write"
+
+
+def test_its_first_paragraph_holds() -> None:
+    table = script("speed_table")
+    kept = {path.stem: json.loads(path.read_text()) for path in KEPT.glob("*.json")}
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+
+    def times(line: str, way: str, part: str = "round") -> str:
+        return f"{table.times(kept[line], way, part):.1f} times"
+
+    assert f"with ten ConvNets is {times('fedavg', 'stacked_tf32_compiled')} as fast (TF32, compiled)" in text
+    assert f"FedFree's network {times('fedfree_cnn', 'stacked')} (float32)" in text
+    assert f"ten stock ResNet-18 {times('fedzge_row', 'stacked_tf32')} (TF32)" in text
+    shadows, seeds = kept["shadows"]["stacked_compiled"], kept["seeds_together"]
+    assert f"64 shadows together {shadows['times']:.1f} times." in text
+    assert f"takes {seeds['one_seed']['s']:.1f} s a round, where 2 were aimed at" in text
+    spent = min(of["run_s"] for of in kept["fedaf_cifar10"].values() if isinstance(of, dict))
+    assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds instead of 240" in text
+    assert f"as one stack {seeds['three_seeds']['of_one']:.1f} times one seed instead of 1.5" in text
+    dffke = json.loads((KEPT / "cifar10" / "dffke_rounds.json").read_text())["after"]["rounds_s"]
+    assert "small images {:.0f} to {:.0f} s a round instead of 30".format(*sorted(dffke)) in text
+    assert f"DFRD's server gains {times('dfrd', 'stacked', 'server')} at equal precision instead of 4." in text
 
 
 def test_it_says_in_which_precision_the_baseline_ran() -> None:

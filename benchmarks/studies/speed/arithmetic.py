@@ -5,9 +5,9 @@
 
 A line is run by the serial engine with few steps and epochs, under torch's counter of floating-point operations. What
 a round counts is a sum: one part for each kind of step, as often as the step is taken, and a part that does not depend
-on them. So one run more for each kind, with one step of it more, tells the whole. A last run with two of each must come
-out as predicted, to the digit. Where rows are fewer than in the line, the sum goes up in proportion, and a run with
-twice as many rows must count twice as much.
+on them. So one run more for each kind, with one step of it more, tells the whole. A last run with three of each must
+come out as predicted, to the digit. Where rows are fewer than in the line, the sum goes up in proportion, and a run
+with twice as many rows must count twice as much.
 """
 
 from __future__ import annotations
@@ -112,9 +112,9 @@ def arithmetic(name: str) -> dict[str, Any]:
 
     base = run(one)
     each = {kind: run({**one, kind: 2}) - base for kind in line.steps}
-    twice, sums = run(dict.fromkeys(line.steps, 2)), base + sum(each.values())
-    if twice != sums:
-        raise RuntimeError(f"{name}: two steps of each kind count {twice:,}, and {sums:,} were expected.")
+    three, told = run(dict.fromkeys(line.steps, 3)), base + 2 * sum(each.values())
+    if three != told:
+        raise RuntimeError(f"{name}: three steps of each kind count {three:,}, and {told:,} were expected.")
     if line.rows != 1 and (more := run(one, times=2)) != 2 * base:
         raise RuntimeError(f"{name}: twice the rows count {more:,}, and {2 * base:,} were expected.")
     rest = base - sum(each.values())
