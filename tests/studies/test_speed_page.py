@@ -40,7 +40,7 @@ def test_its_first_paragraph_holds() -> None:
     assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds instead of 240" in text
     assert f"as one stack {seeds['three_seeds']['of_one']:.1f} times one seed instead of 1.5" in text
     dffke = json.loads((KEPT / "cifar10" / "dffke_rounds.json").read_text())["after"]["rounds_s"]
-    assert "small images {:.0f} to {:.0f} s a round instead of 30".format(*sorted(dffke)) in text
+    assert "small images {:.0f} to {:.0f} s a round instead of 30 (3ed12292)".format(*sorted(dffke)) in text
     assert f"DFRD's server gains {times('dfrd', 'stacked', 'server')} at equal precision instead of 4." in text
 
 
@@ -268,6 +268,9 @@ def test_what_it_says_of_seeds_and_of_third_rounds_holds() -> None:
     second, third = fedavg["stacked_tf32_compiled"]["rounds_s"][1:]
     assert f"takes {second:.2f} s in its second round and {third:.2f} in its third" in text
     assert fedavg["serial_tf32"]["round_s"] > fedavg["serial"]["round_s"]
+    alone = json.loads((KEPT / "fedfree_cnn.json").read_text())["serial"]["round_s"]
+    assert f"takes {one['s']:.1f} s with them. Not all of that need be theirs:" in text
+    assert f"took 4.1 s then and takes {alone:.1f} now" in text
 
 
 def test_what_it_says_of_fedaf_s_compiling_holds() -> None:
