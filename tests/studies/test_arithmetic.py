@@ -20,6 +20,7 @@ def counting() -> ModuleType:
     return script("arithmetic")
 
 
+@pytest.mark.long
 def test_a_round_of_fedavg_counts_what_its_training_does(counting: ModuleType, monkeypatch) -> None:
     """Four epochs of two clients over a tenth of the records: neither evaluation nor the first round is counted."""
     setting = {"method": "fedavg", "dataset": "digits", "model": "cnn", "clients": 2, "aux": 0.9}

@@ -21,6 +21,7 @@ def a_row(**other: Any) -> dict[str, Any]:
     return {"paper": "P", "item": "Table 1", "row": "FedAvg, digits", "rounds": 20, "setting": setting, **other}
 
 
+@pytest.mark.long
 def test_rounds_are_timed_in_processes_of_their_own(tmp_path: Path) -> None:
     """Each row has as many rounds as asked for; one that fails is said to have ended none, after so many seconds."""
     broken = a_row(row="broken")

@@ -286,6 +286,7 @@ def test_a_forecast_is_measured_where_that_is_asked_for(mine, tmp_path):
 
 def test_forecasts_as_json_add_up_the_seeds_of_a_cell(mine, tmp_path, monkeypatch):
     took = {0: 40.0, 1: 50.0}
+    monkeypatch.chdir(tmp_path)  # where CIFAR-10 is not, even if it is on this machine
     monkeypatch.setattr(
         reproduce,
         "forecast",
