@@ -219,7 +219,8 @@ def test_an_order_needs_seeds_that_agree():
 
 
 @pytest.mark.long
-def test_the_command_runs_what_fits_and_goes_on(mine, quick, tmp_path):
+def test_the_command_runs_what_fits_and_goes_on(mine, quick, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where CIFAR-10 is not, even if it is on this machine
     out = tmp_path / "out"
     done = called("mine", 7, "--scale", "cpu", "--out", out, "--json")
     assert done.exit_code == 0, done.output
