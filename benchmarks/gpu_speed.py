@@ -31,6 +31,7 @@ sys.path[:0] = [str(HERE.parent), *map(str, (HERE.parent / "tests" / "helpers").
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
+from round_seconds import each_round  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 import fedaudit  # noqa: E402
@@ -93,18 +94,7 @@ class Bench:
 
     def watch(self, way: str) -> Callable[[float, float, str], None]:
         """Return what keeps the seconds of each round of a run as it ends, for a run that a limit cuts off."""
-        begun, seconds = time.perf_counter(), list[float]()
-
-        def ended(done: float, whole: float, what: str) -> None:
-            nonlocal begun
-            if (done, what) == (0, "round 1"):
-                begun = time.perf_counter()
-            elif done == int(done) > len(seconds):
-                seconds.append(round(time.perf_counter() - begun, 1))
-                begun = time.perf_counter()
-                self.save(**{f"{way}_rounds_so_far_s": list(seconds)})
-
-        return ended
+        return each_round(lambda seconds: self.save(**{f"{way}_rounds_so_far_s": seconds}))
 
     def floor(self, arch: str, shape: tuple[int, int, int], rows: int) -> dict[str, float]:
         """Keep and return the seconds that training on so many rows takes at least, by precision: its arithmetic over

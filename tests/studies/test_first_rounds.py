@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from pages import script
+from pages import STUDIES, script
 
 import fedaudit
 
@@ -50,8 +50,9 @@ def test_a_round_has_its_own_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyP
     """From its beginning to its end, without the rounds before it and what lies between them."""
     told = [(0, "round 1"), (0, "note: of something"), (0, "round 1, evaluating"), (1, "round 1")]
     told += [(1, "round 2"), (2, "round 2"), (2, "round 3"), (3, "round 3")]
-    clock = iter([100.0, 107.0, 107.0, 110.0, 113.5, 113.5, 120.0, 122.0, 122.0])
-    monkeypatch.setattr(FIRST, "time", SimpleNamespace(perf_counter=lambda: next(clock)))
+    clock = iter([100.0, 107.0, 110.0, 113.5, 120.0, 122.0])
+    monkeypatch.syspath_prepend(STUDIES.parent)
+    monkeypatch.setattr("round_seconds.time", SimpleNamespace(perf_counter=lambda: next(clock)))
 
     def run(out: Path, watch: Any, **setting: Any) -> None:
         assert (setting["rounds"], setting["eval_every"], setting["method"]) == (3, 3, "fedavg")

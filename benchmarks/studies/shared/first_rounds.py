@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[1]))
+
+from round_seconds import each_round  # noqa: E402
+
 KEPT = HERE / "records" / "not_run.json"
 Row = dict[str, Any]
 
@@ -43,17 +47,11 @@ def one(row: Row, rounds: int, data: str | None, device: str, file: Path) -> Non
     import fedaudit
 
     seconds: list[float] = []
-    begun = 0.0
 
-    def watch(done: float, whole: float, what: str) -> None:
-        nonlocal begun
-        if what not in (f"round {int(done) + 1}", f"round {int(done)}"):  # it begins, or has ended
-            return
-        if done > len(seconds):
-            seconds.append(round(time.perf_counter() - begun, 1))
-            print(f"{name(row)}: round {len(seconds)} took {seconds[-1]} s", flush=True)
-            _put(file, {"rounds_s": seconds, "device": where})
-        begun = time.perf_counter()
+    def tell(so_far: list[float]) -> None:
+        seconds[:] = so_far
+        print(f"{name(row)}: round {len(seconds)} took {seconds[-1]} s", flush=True)
+        _put(file, {"rounds_s": seconds, "device": where})
 
     where = torch.cuda.get_device_name() if device.startswith("cuda") else "CPU"
     whole = {"aux": 0.0, "holdout": 0.0, "validation": 0.0, "keep_weights": 1, "twins": "off", "seed": 0}
@@ -62,7 +60,7 @@ def one(row: Row, rounds: int, data: str | None, device: str, file: Path) -> Non
         setting["data_dir"] = data
     with tempfile.TemporaryDirectory() as folder:
         try:
-            fedaudit.run(out=Path(folder) / "run", watch=watch, **setting)
+            fedaudit.run(out=Path(folder) / "run", watch=each_round(tell), **setting)
         except Exception as e:
             why = f"ended in round {len(seconds) + 1}: {e}".splitlines()[0]
             _put(file, {"rounds_s": seconds, "device": where, "note": why})
