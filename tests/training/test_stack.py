@@ -482,19 +482,116 @@ def test_tied_weights_are_tied_in_half_precision_too(monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(found, net(x), atol=0.05, rtol=0.05)
 
 
-def test_a_compiled_step_is_for_the_shape_that_it_was_compiled_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another shape would be compiled anew. Steps with a mask have a function of their own."""
-    monkeypatch.setattr(mapped_loss, "_compile", lambda run: lambda *of: f"compiled {run()}")
-    here: Any = SimpleNamespace(
-        _plain=lambda *of: "plain", _masked=lambda *of: "masked", _several=True, _compile=True, _masks_norms=False,
-        _compiled={},
-    )  # fmt: skip
+def test_a_loss_is_compiled_once_for_each_shape_of_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second training may have other batches. Steps with a mask have functions of their own. Beyond the most shapes,
+    and where rows are not worth it, the loss runs as it is."""
+    made: list[str] = []
+    monkeypatch.setattr(mapped_loss, "_compile", lambda run: made.append(run()) or (lambda *of: f"compiled {run()}"))
+    monkeypatch.setattr(mapped_loss, "FORMS", 4)
+    (job,) = make("mlp", [8])
+    mapped = mapped_loss.MappedLoss(job, {}, compile=True, several=True)
+    mapped._plain, mapped._masked = (lambda *of: "plain"), (lambda *of: "masked")  # type: ignore[assignment,return-value]
 
-    def call(n: int, mask: Tensor | None = None) -> Any:
-        return mapped_loss.MappedLoss.__call__(here, {}, {}, [torch.zeros(n, 2)], {}, mask)
+    def call(n: int, masked: bool = False, **how: Any) -> Any:
+        return mapped({}, {}, [torch.zeros(n, 2)], {}, torch.ones(n) if masked else None, **how)
 
-    assert [call(8), call(8), call(5), call(8)] == ["compiled plain", "compiled plain", "plain", "compiled plain"]
-    assert [call(5, torch.ones(5)), call(8, torch.ones(8))] == ["compiled masked", "masked"]
+    assert [call(8), call(5), call(8)] == ["compiled plain"] * 3
+    assert call(7, compiled=False) == "plain"
+    assert [call(8, masked=True) for _ in range(2)] == ["compiled masked"] * 2
+    assert made == ["plain", "plain", "masked"]
+    told: list[str] = []
+    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
+    with cuda_graphs.listening(told.append):
+        assert [call(4), call(8)] == ["compiled plain"] * 2
+        assert told == []
+        assert [call(3), call(4)] == ["plain", "compiled plain"]
+    assert told == ["not compiled: a loss whose batches come in more than 4 shapes"]
+    assert len(made) == 4
+    (normed,) = make("cnn_bn@0.25", [8], separable=False)
+    mapped = mapped_loss.MappedLoss(normed, {}, compile=True, several=True)
+    mapped._masked = lambda *of: "masked"  # type: ignore[assignment,return-value]
+    assert call(8, masked=True) == "masked", "masks of batch norms are no part of what is compiled"
+
+
+def test_every_loss_is_compiled_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch takes one piece of code eight times and not more, and then says nothing."""
+    traced: list[Any] = []
+    compiler = torch.compile
+
+    def counted(run: Any, dynamic: bool, options: Any) -> Any:
+        assert (dynamic, options) == (False, {"fallback_random": True})
+        return compiler(run, dynamic=False, backend=lambda graph, example: traced.append(graph) or graph.forward)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    for several in (True, False):
+        traced.clear()
+        for n in range(9):
+            (job,) = make("mlp", [8], loss=lambda f, x, y, scale=n: scale * f(x).sum(1))
+            mapped = mapped_loss.MappedLoss(job, {}, compile=True, several=several)
+            params = {name: p.detach()[None] for name, p in job.model.named_parameters()}
+            rows = [row[None] for row in job.rows]
+            means, _ = mapped(params, {}, rows, {}, None)
+            assert means.tolist() == pytest.approx([n * float(job.model(job.rows[0]).sum(1).mean().detach())])
+        assert len(traced) == 9
+
+
+@pytest.mark.parametrize(
+    ("counts", "epochs", "options", "sizes"),
+    [
+        ([7], 400, {}, {3}),
+        ([7], 399, {}, set()),
+        ([8], 400, {}, set()),
+        ([3], 400, {}, set()),
+        ([15], 400, {}, {3}),
+        ([19], 400, {}, set()),
+        ([7, 11], 400, {}, {3}),
+        ([7, 10], 400, {}, set()),
+        ([7, 8], 400, {}, set()),
+        ([7], None, {"steps": 800}, {3}),
+        ([7], None, {"steps": 799}, set()),
+        ([7], 400, {"turns": Turns((3, 4))}, set()),
+    ],
+)
+def test_last_batches_are_compiled_where_there_are_many(
+    counts: list[int], epochs: int | None, options: dict[str, Any], sizes: set[int]
+) -> None:
+    """All models must have the same, in every fourth step or more, 400 times or more."""
+    jobs = make("mlp", counts, epochs=epochs, batch=4, **options)
+    assert stack.last_batches(jobs) == sizes
+    assert _Fitting(jobs, compile=False).compiled_sizes == {min(4, max(counts)), *sizes}
+
+
+@pytest.mark.parametrize("models", [1, 2])
+def test_what_is_compiled_of_a_stack_s_steps(models: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole batches, and last ones if there are many, of all models; what is left when one has ended runs as it is."""
+    shapes: list[tuple[int, ...]] = []
+
+    def traced(run: Any) -> Any:
+        def compiled(params: Any, rest: Any, rows: Any, *of: Any) -> Any:
+            shapes.append(tuple(rows[0].shape[:2]))
+            return run(params, rest, rows, *of)
+
+        return compiled
+
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "_compile", traced)
+    monkeypatch.setattr(mapped_loss, "quicker", lambda model, **how: model)
+
+    def trained(counts: list[int], **options: Any) -> dict[tuple[int, ...], int]:
+        shapes.clear()
+        monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+        mine, alone = (make("cnn_bn@0.25", counts, batch=4, **options) for _ in range(2))
+        fit_together(mine, compile=True)
+        for job in alone:
+            stack.fit(job.model, job.loss, job.rows, rng=job.rng, **job.options)
+        assert distance(mine, alone) < 1e-10
+        return {shape: shapes.count(shape) for shape in shapes}
+
+    assert trained([7] * models, epochs=3) == {(models, 4): 3}
+    monkeypatch.setattr(stack, "LASTING", 3)
+    assert trained([7] * models, epochs=3) == {(models, 4): 3, (models, 3): 3}
+    if models == 2:
+        assert trained([8, 8], epochs=None, each=lambda i, m: {"steps": 2 + i}) == {(2, 4): 2}
 
 
 @pytest.mark.parametrize(("records", "group"), [(False, [0, 2]), (True, [0]), (True, [2, 0])])

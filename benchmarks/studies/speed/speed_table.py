@@ -62,7 +62,8 @@ def rows(folder: Path) -> list[str]:
                 cells += [f"{values['first_s']:.1f}", figures["commit"]]
             else:
                 continue
-            found.append([path.stem, way, *cells])
+            named_so = way if as_its_base(figures, way) else f"{way}, {values['step']}"
+            found.append([path.stem, named_so, *cells])
     return ["| " + " | ".join(cells) + " |" for cells in found]
 
 
@@ -121,8 +122,9 @@ def goals(folder: Path) -> list[str]:
             judged.setdefault(held(figures, way) if part else "", []).append((factor, way))
         said = []
         for how, these in sorted(judged.items()):
-            met = "met" if any(factor >= aim for factor, _ in these) else "not met"
-            told = ", ".join(f"{factor:.1f} (`{way}`)" for factor, way in these)
+            alike = all(as_its_base(figures, way) for _, way in these)
+            met = "not judged" if not alike else "met" if any(factor >= aim for factor, _ in these) else "not met"
+            told = ", ".join(f"{factor:.1f} ({named(figures, way)})" for factor, way in these)
             said.append(f"{how} {met}: {told}".strip())
         found.append(f"| {words} | {aim} times | {'; '.join(said)} |")
     for words, most, line, figure, ways in SECONDS:
@@ -131,6 +133,21 @@ def goals(folder: Path) -> list[str]:
         took = ", ".join(f"{figures[way][figure]:.{1 if most < 10 else 0}f} s (`{way}`)" for way in ways)
         found.append(f"| {words} | {most} s | {met}: {took} |")
     return found
+
+
+def as_its_base(figures: dict[str, Any], way: str) -> bool:
+    """Return whether a way stepped as the first way of its line did, where the figures say so: compiled or recorded."""
+    steps = [
+        values["step"]
+        for values in figures.values()
+        if isinstance(values, dict) and "times" in values and "step" in values
+    ]
+    return not steps or figures[way].get("step", steps[0]) == steps[0]
+
+
+def named(figures: dict[str, Any], way: str) -> str:
+    """Return a way's name, with its steps where they are not those of the way that it is held against."""
+    return f"`{way}`" if as_its_base(figures, way) else f"`{way}`, in {figures[way]['step']} steps"
 
 
 def held(figures: dict[str, Any], way: str) -> str:

@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.training.cuda_graphs import (
-    halves,
-)
+from fedaudit.training.cuda_graphs import fall_back, halves
 from fedaudit.training.fit import (
     Running,
     check_value,
@@ -42,6 +40,8 @@ if TYPE_CHECKING:
 # two numbers, of losses and of scores.
 Mapped = Callable[..., tuple[Tensor, Tensor]]
 
+FORMS = 8  # shapes of rows for which a loss is compiled: each takes seconds
+
 
 class MappedLoss:
     """A job's loss for a whole stack, and the model whose layers it runs with the stack's tensors in their place.
@@ -64,22 +64,44 @@ class MappedLoss:
         self._dims = given_dims
         self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
-        self._compiled: dict[bool, tuple[Mapped, Any]] = {}  # with a mask or not: the function, and its one shape
+        self._compiled: dict[tuple[bool, torch.Size], Mapped] = {}  # by whether there is a mask, and the rows' shape
         self._compile, self._several = compile, several
         self._masks_norms = not fills(job)
         self.products = False  # convolutions as products of matrices
 
-    def __call__(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+    def __call__(
+        self,
+        params: Tensors,
+        rest: Tensors,
+        rows: list[Tensor],
+        given: Any,
+        mask: Tensor | None,
+        compiled: bool = True,
+    ) -> Any:
+        """Return the mean loss of each model and its sum. `compiled`: where losses are compiled, rows of this shape are
+        worth it, because many batches have it."""
         run = (self._plain if mask is None else self._masked) if self._several else self._alone
-        if self._compile and not (self._masks_norms and mask is not None):
-            if (mask is None) not in self._compiled:
-                self._compiled[mask is None] = _compile(run), rows[0].shape
-            compiled, shape = self._compiled[mask is None]
-            run = compiled if rows[0].shape == shape else run  # another shape would be compiled anew
+        if self._compile and compiled and not (self._masks_norms and mask is not None):
+            run = self._compiled_for((mask is None, rows[0].shape), run)
         return run(params, rest, rows, given, mask)
 
+    def _compiled_for(self, form: tuple[bool, torch.Size], run: Mapped) -> Mapped:
+        """Return what was compiled for rows of this form, at the first time by compiling; the loss itself if there are
+        too many forms."""
+        if form not in self._compiled and len(self._compiled) < FORMS:
+            self._compiled[form] = _compile(run)
+        if form not in self._compiled:
+            fall_back(f"not compiled: a loss whose batches come in more than {FORMS} shapes")
+        return self._compiled.get(form, run)
+
     def gradients(
-        self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None
+        self,
+        params: Tensors,
+        rest: Tensors,
+        rows: list[Tensor],
+        given: Any,
+        mask: Tensor | None,
+        compiled: bool = True,
     ) -> tuple[dict[str, Tensor | None], Tensor]:
         """Return the gradient of each model's mean loss by its own parameters, stacked, and the sums of the losses."""
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
@@ -87,7 +109,7 @@ class MappedLoss:
             with drawing_nothing(rows[0].device):
                 means, sums = self._alone(leaves, rest, rows, given, mask)
         else:
-            means, sums = self(leaves, rest, rows, given, mask)
+            means, sums = self(leaves, rest, rows, given, mask, compiled)
         grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
         return dict(zip(leaves, grads, strict=True)), sums
 
@@ -138,8 +160,17 @@ class MappedLoss:
 
 
 def _compile(run: Mapped) -> Mapped:
-    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does."""
-    made: Mapped = torch.compile(run, dynamic=False, options={"fallback_random": True})
+    """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does.
+
+    Torch compiles one piece of code eight times at most, whatever it is called with, and then runs it as it is, without
+    a word. All losses run through the same code here. So each gets a piece of its own.
+    """
+
+    def own(*of: Any) -> Any:
+        return run(*of)
+
+    own.__code__ = own.__code__.replace()
+    made: Mapped = torch.compile(own, dynamic=False, options={"fallback_random": True})
     return made
 
 

@@ -294,6 +294,23 @@ def _side_by_side(jobs: Sequence[Job]) -> list[Fitted]:
     return [fitting.result()[0] for fitting in fittings]
 
 
+LASTING = 400  # last batches of epochs for which compiling pays, if every fourth step or more has one
+EVERY = 4
+
+
+def last_batches(jobs: Sequence[Job]) -> set[int]:
+    """Return the size of an epoch's last batch, if it is another one, the same for all, and worth compiling steps for.
+
+    That is decided before the first step, so that a training that is carried on elsewhere takes the same steps.
+    """
+    found = set()
+    for job in jobs:
+        steps, last = divmod(len(job.rows[0]), job.option("batch"))
+        worth = last and 0 < steps < EVERY and job.planned >= LASTING * (steps + 1)
+        found.add(last if worth and job.option("turns") is None else 0)
+    return found - {0} if len(found) == 1 else set()
+
+
 class _Fitting:
     def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False, apart: bool = False):
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # the job that ends first stands last
@@ -316,6 +333,7 @@ class _Fitting:
         compile = (compile or compiles()) and stackable.on_gpu(first.rows)
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1, apart)
         self.usual = max(job.batch for job in self.jobs)
+        self.compiled_sizes = {self.usual, *last_batches(self.jobs)}
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.kept, self.in_place = self._place(compile), True
         self.recordings: dict[Form, Recorded] = self._recordings()
@@ -413,7 +431,8 @@ class _Fitting:
         self.stack.put(places, part)
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
-        grads, sums = self.mapped.gradients(part.params, part.rest, rows, part.given, mask)
+        compiled = len(part) == len(self.jobs) and rows[0].shape[1] in self.compiled_sizes
+        grads, sums = self.mapped.gradients(part.params, part.rest, rows, part.given, mask, compiled)
         self.how.step(part.params, grads, part.state)
         part.total += sums
         return []  # nothing to return: all changes are in place
