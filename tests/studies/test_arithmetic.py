@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from fractions import Fraction
 from types import ModuleType
@@ -55,7 +56,47 @@ def test_what_is_no_such_sum_is_refused(counting: ModuleType, monkeypatch, runs:
         counting.arithmetic("line")
 
 
-def test_a_floor_is_the_arithmetic_over_the_rate_of_the_machine() -> None:
+@pytest.mark.long
+def test_an_attack_counts_what_its_images_take(counting: ModuleType) -> None:
+    """Each client's inverter trains alone, and what is added by a step is as much in each; scores count nothing."""
+    kind = {"method": "dffke", "dataset": "digits", "model": "cnn", "clients": 2, "partition": "iid"}
+    few = {"tau": "off", "E_local": 1, "B": 64, "h": 8, "T_Tran": 0, "T_Dec": 0, "T_FKE": 0, "w_Dec": 1, "R": 1}
+    setting = json.dumps({**kind, "set": few})
+
+    def inverted(steps: int, batch: int) -> int:
+        return int(counting.of_attack({"attack": "decoder", "steps": steps, "batch": batch}, setting))
+
+    one, two, three = (inverted(steps, 8) for steps in (1, 2, 3))
+    assert two - one == three - two > 0
+    assert inverted(2, 16) - inverted(1, 16) == 2 * (two - one), "twice the batch"
+    assert one - (two - one) > 0, "the images that it gives in the end"
+    assert counting.ran(setting) == counting.ran(setting), "one run for all of them"
+
+
+def test_lines_of_attacks_count_the_attack(counting: ModuleType, monkeypatch) -> None:
+    told: list[Any] = []
+    monkeypatch.setattr(counting, "of_attack", lambda spec, setting: told.append((spec, json.loads(setting))) or 5)
+    line = counting.LINES["matching"]
+    assert counting.counted(line, {"steps": 7}) == 5
+    ((spec, setting),) = told
+    assert spec == {"attack": "gradient_match", "restarts": 4, "together": 64, "steps": 7}
+    assert setting == {**line.setting, "set": line.fixed}
+
+
+@pytest.mark.parametrize("line", ["decoders", "matching"])
+def test_attacks_are_those_that_are_timed(line: str, counting: ModuleType, monkeypatch, tmp_path) -> None:
+    """The same attack on the same run, with as many steps."""
+    monkeypatch.syspath_prepend(STUDIES.parent)
+    speed = importlib.import_module("gpu_speed")
+    timed: list[Any] = []
+    monkeypatch.setattr(speed, "_attacked", lambda bench, spec, **setting: timed.append((spec, setting)))
+    getattr(speed, line)(speed.Bench(tmp_path, "cpu", tiny=False, seconds=1))
+    mine, ((spec, setting),) = counting.LINES[line], timed
+    assert {**mine.attack, **mine.steps} == spec
+    assert {**mine.setting, "set": mine.fixed} == setting
+
+
+def test_a_floor_is_the_arithmetic_over_the_rate_of_the_machine(counting: ModuleType) -> None:
     """The rate is that of the line `fedavg`, whose floor was measured on the GPU's machine."""
     table = script("speed_table")
     kept = json.loads((KEPT / "arithmetic.json").read_text())
@@ -64,5 +105,12 @@ def test_a_floor_is_the_arithmetic_over_the_rate_of_the_machine() -> None:
     assert found["fedavg"] == pytest.approx(measured)
     times = kept["dfrd"]["flops"] / kept["fedavg"]["flops"]
     assert found["dfrd"]["tf32"] == pytest.approx(times * measured["tf32"])
+    half = kept["shadows"]["flops"] / (64 * 100 * 64)
+    assert found["shadows"]["tf32"] == pytest.approx(
+        kept["shadows"]["flops"] / kept["fedavg"]["flops"] * measured["tf32"]
+    )
+    assert half == counting.of_rows("convnet@0.5", (3, 32, 32), 1)
+    row = next(row for row in table.rows(KEPT) if row.startswith("| decoders | stacked |"))
+    assert row.split(" | ")[2:4] == ["float32", f"{found['decoders']['float32']:.3f}"]
     convnet = build("convnet", shape=(1, 28, 28), classes=10)
     assert kept["fedavg"]["flops"] > 60_000 * 4 * sum(p.numel() for p in convnet.parameters() if p.dim() == 4)
