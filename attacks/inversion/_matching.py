@@ -26,7 +26,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedaudit.attacks.inversion._invert import stacks_on, total_variation
 from fedaudit.progress import Watch, unwatched
 from fedaudit.runtime.lockstep import join
-from fedaudit.training.stacked.stackable import structure
+from fedaudit.training.stacked.likeness import structure
 
 Update = dict[str, Tensor]  # by parameter: the model before training minus the model after
 

@@ -26,8 +26,8 @@ from torch import Tensor
 from fedaudit.training.cuda_graphs import Recording, halves, holders, new_pool
 from fedaudit.training.fit import Loss
 from fedaudit.training.stacked.given import copy_given, form_of_given
+from fedaudit.training.stacked.likeness import HOOKS, same_function
 from fedaudit.training.stacked.mapped_loss import MappedLoss
-from fedaudit.training.stacked.stackable import HOOKS, same_function
 
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job, Stack

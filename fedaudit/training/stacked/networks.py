@@ -31,10 +31,11 @@ from torch.func import functional_call, vmap
 from fedaudit.training.cuda_graphs import capturing, clocked, halves, may_choose, records_steps, stacks_networks
 from fedaudit.training.folded_norms import folded
 from fedaudit.training.stacked.layers import quicker
+from fedaudit.training.stacked.likeness import same_hooks, structure
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, Caller, picking, places
 from fedaudit.training.stacked.masked_norms import one_channel
 from fedaudit.training.stacked.side_by_side import as_tensor_cores_take_it, each_on_its_lane, goes_apart, rounded
-from fedaudit.training.stacked.stackable import rowwise, same_hooks, structure
+from fedaudit.training.stacked.stackable import rowwise
 
 _faster: dict[Any, bool] = {}  # whether convolutions as products were the faster way, by what was measured
 

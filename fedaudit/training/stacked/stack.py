@@ -52,10 +52,11 @@ from fedaudit.training.fit import (
 from fedaudit.training.stacked import kept_steps, stackable
 from fedaudit.training.stacked.given import map_given, stacked_given
 from fedaudit.training.stacked.kept_steps import Form, KeptSteps, Recorded
+from fedaudit.training.stacked.likeness import structure
 from fedaudit.training.stacked.mapped_loss import PRODUCTS_WIN, mapped_loss
 from fedaudit.training.stacked.masked_norms import Unmaskable
 from fedaudit.training.stacked.side_by_side import Lanes, as_tensor_cores_take_it, goes_apart, in_turn
-from fedaudit.training.stacked.stackable import fills, masks_norms, never_stacked, refused, structure
+from fedaudit.training.stacked.stackable import fills, masks_norms, never_stacked, refused
 from fedaudit.training.stacked.steppers import Stepper, Tensors, stepper
 
 

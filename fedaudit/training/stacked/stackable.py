@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import types
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -21,18 +19,13 @@ from fedaudit.training.fit import (
     running_score,
 )
 from fedaudit.training.stacked.given import stacked_given
+from fedaudit.training.stacked.likeness import same_function, same_hooks
 from fedaudit.training.stacked.masked_norms import maskable
 from fedaudit.training.stacked.steppers import stepper
 
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job
 
-HOOKS = (
-    "_forward_pre_hooks",
-    "_forward_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)  # kinds that a layer may have
 refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
 
 
@@ -143,47 +136,6 @@ def rowwise(layer: nn.Module, frozen: bool) -> bool:
         "torchvision",
         "fedaudit",
     )  # a layer from elsewhere may do anything
-
-
-def structure(model: nn.Module) -> Any:
-    """Return a description that is equal for networks of one stack."""
-    tensors = [*model.named_parameters(), *model.named_buffers()]
-    return str(model), [(name, t.shape, t.dtype, t.device) for name, t in tensors]
-
-
-def same_hooks(a: nn.Module, b: nn.Module) -> bool:
-    def hooks(model: nn.Module) -> list[tuple[str, int, Any]]:
-        found = []
-        for name, m in model.named_modules():
-            found += [(name, i, hook) for i, kind in enumerate(HOOKS) for hook in getattr(m, kind).values()]
-        return found
-
-    these, those = hooks(a), hooks(b)
-    return len(these) == len(those) and all(
-        x[:2] == y[:2] and same_function(x[2], y[2]) for x, y in zip(these, those, strict=True)
-    )
-
-
-def same_function(a: Any, b: Any) -> bool:
-    """Return whether two functions do the same: one function, or one text with equal plain values around it."""
-    if isinstance(a, functools.partial) and isinstance(b, functools.partial):
-        return same_function(a.func, b.func) and (a.args, a.keywords) == (b.args, b.keywords)
-    if a is b or not isinstance(a, types.FunctionType) or not isinstance(b, types.FunctionType):
-        return a is b or (isinstance(a, types.MethodType) and bool(a == b))
-    if a.__code__ is not b.__code__ or a.__globals__ is not b.__globals__ or a.__defaults__ != b.__defaults__:
-        return False
-    cells = zip(a.__closure__ or (), b.__closure__ or (), strict=True)
-    return a.__kwdefaults__ == b.__kwdefaults__ and all(_same_value(x, y) for x, y in cells)
-
-
-def _same_value(x: Any, y: Any) -> bool:
-    a, b = x.cell_contents, y.cell_contents
-    plain = (bool, int, float, str, type(None))
-    return a is b or (type(a) is type(b) and isinstance(a, plain) and a == b) or _both_same_function(a, b)
-
-
-def _both_same_function(a: Any, b: Any) -> bool:
-    return isinstance(a, types.FunctionType) and isinstance(b, types.FunctionType) and same_function(a, b)
 
 
 def on_gpu(rows: Sequence[Tensor]) -> bool:
