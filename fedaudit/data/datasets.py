@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -45,7 +46,20 @@ def load(name: str, root: Path | str = ".data", *, size: int | None = None, down
     kind, path = _split(name)
     if download and path is None and kind in _SOURCES and not available(kind, base):
         _download(_SOURCES[kind], base)
-    return _load(name, kind, base if path is None else path, size)
+    return _load(name, kind, base if path is None else path, size, stamp(name))
+
+
+def stamp(name: str) -> Any:
+    """Return what changes when a user's data set of this name becomes another one: the function behind it, or when its
+    files were written, and their sizes. It is None of all others.
+    """
+    kind, path = _split(name)
+    if kind == "own":
+        return own_function.function(name)
+    if path is None or not path.exists():
+        return None
+    files = sorted(path.rglob("*")) if path.is_dir() else [path]
+    return tuple((str(file), at.st_mtime_ns, at.st_size) for file, at in ((f, f.stat()) for f in files if f.exists()))
 
 
 def names() -> tuple[str, ...]:
@@ -117,7 +131,7 @@ def _split(name: str) -> tuple[str, Path | None]:
 
 
 @lru_cache(maxsize=4)
-def _load(name: str, kind: str, where: Path, size: int | None) -> Dataset:
+def _load(name: str, kind: str, where: Path, size: int | None, stamp: Any) -> Dataset:
     if kind == "own":
         return _resized(own_function.dataset(name, where), size)
     if kind == "hf":

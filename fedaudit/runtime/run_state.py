@@ -68,7 +68,7 @@ class RunState:
         self.setting, self.folder, self.watch = setting, folder, watch
         self.given_engine, self.refuse_idle, self.first = engine, refuse_idle, first
         self.json = setting.model_dump_json()
-        self.world: World = world_of(self.json)
+        self.world: World = world_of.begun(setting)
         self.method = self.world.method
         self.store = Store(folder / "checkpoint", room_for_states(self.world.device))
         self.timings = Timings()

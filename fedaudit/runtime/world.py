@@ -18,6 +18,7 @@ from torch import nn
 
 from fedaudit import registry
 from fedaudit.data import Federation, federate, load, to_input, transfer_records
+from fedaudit.data.datasets import stamp
 from fedaudit.errors import ContractError, DataError, SettingError
 from fedaudit.privacy.policy import protects_persons, read_policies
 from fedaudit.rng import generator, seeded
@@ -27,7 +28,7 @@ from fedaudit.runtime.plan import arch_on_server, declared_of, plan_of
 from fedaudit.runtime.site import Hub, Rows, Site, nobody
 from fedaudit.runtime.work_once import Once
 from fedaudit.setting import Setting
-from fedaudit.training import models
+from fedaudit.training import models, own_model
 from fedaudit.training.model_copies import copied, copied_with
 from fedaudit.wire.compression import stage_of
 from fedaudit.wire.message import (
@@ -515,6 +516,7 @@ class Worlds:
     def __init__(self, room: int):
         self._room = room
         self._made: dict[str, World] = {}  # the one that was used last comes last
+        self._behind: dict[str, Any] = {}  # what the names of a setting stood for when its run began
 
     def __call__(self, setting_json: str) -> World:
         """Return the world of a setting, given as JSON."""
@@ -526,6 +528,18 @@ class Worlds:
             return _held[0][1]
         world = self._made.pop(setting_json, None) or World(Setting.model_validate_json(setting_json))
         self._made[setting_json] = world
+        self._drop()
+        return world
+
+    def begun(self, setting: Setting) -> World:
+        """Return the world of a run that begins. It is a new one if the setting's names stand for something else by
+        now: the user wrote the file again, or imported the module anew.
+        """
+        setting_json, now = setting.model_dump_json(), _behind(setting)
+        if not _held and self._behind.get(setting_json, now) != now:
+            self._made.pop(setting_json, None)
+        world = self(setting_json)
+        self._behind[setting_json] = now
         self._drop()
         return world
 
@@ -542,10 +556,20 @@ class Worlds:
     def cache_clear(self) -> None:
         """Forget all worlds."""
         self._made.clear()
+        self._behind.clear()
 
     def _drop(self) -> None:
         while len(self._made) > self._room:
             del self._made[next(iter(self._made))]
+        for setting_json in self._behind.keys() - self._made.keys():
+            del self._behind[setting_json]
+
+
+def _behind(setting: Setting) -> list[Any]:
+    """Return what the names of users' own data and models in a setting stand for now."""
+    data = [setting.dataset, *([setting.public_dataset] if setting.public_dataset else [])]
+    own = [*own_model.paths_in(setting.model), *own_model.paths_in(setting.server_model)]
+    return [*map(stamp, data), *map(own_model.maker, own)]
 
 
 world_of = Worlds(room=2)

@@ -11,7 +11,6 @@ something that it does behind its classifier, such as a softmax, would become pa
 from __future__ import annotations
 
 import copy
-import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -42,7 +41,6 @@ def paths_in(spec: str | None) -> list[str]:
     return [name.partition("/")[0].partition("#")[0] for name in bare if is_own(name)]
 
 
-@functools.cache
 def maker(path: str) -> Callable[..., Any]:
     """Return the class or function that makes the model. It is imported by the rules of trust."""
     found = registry.outside(path, "model")

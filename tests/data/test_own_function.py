@@ -23,13 +23,11 @@ IDS = np.arange(40).reshape(10, 4) % 7
 def given(monkeypatch):
     """`given(value)`: the data set of a function that gives it."""
     from fedaudit.data import datasets
-    from fedaudit.data.readers import own_function
 
     def make(value):
         module = type(sys)("given_data")
         module.data = (lambda: value) if not callable(value) else value
         monkeypatch.setitem(sys.modules, "given_data", module)
-        own_function.function.cache_clear()
         datasets._load.cache_clear()
         return load("given_data:data")
 

@@ -67,7 +67,7 @@ def test_a_run_starts_it_before_it_reads_its_data(started, tiny, tmp_path, monke
     def read(_):
         raise Read(len(started))
 
-    monkeypatch.setattr(run_state, "world_of", read)
+    monkeypatch.setattr(run_state.world_of, "begun", read)
     policy = {"training": {"mechanism": "dp-sgd", "sensitivity": "clip:1.0", "noise_multiplier": 1.0}}
     with pytest.raises(Read, match="1"):
         runner.run(tiny(privacy=policy), out=tmp_path / "run")

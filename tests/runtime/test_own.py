@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 
@@ -10,8 +11,10 @@ import pytest
 import torch
 
 import fedaudit as api
+from fedaudit.data import load
 from fedaudit.errors import NotApplicable, SettingError
 from fedaudit.privacy.policy import parse_policy
+from fedaudit.runtime.world import world_of
 from fedaudit.setting import Setting
 from fedaudit.shape import Shape
 
@@ -243,29 +246,18 @@ def test_other_arrays_of_the_same_function_are_other_data(tmp_path, monkeypatch)
     """A function that reads a file gives what the file holds now."""
     import mine
 
-    from fedaudit.data import datasets
     from fedaudit.runtime.code_digest import code_of_setting, differences
 
     setting = Setting.make(**ROWS)
     before = code_of_setting(setting)
     x, y = mine.cancer()
     monkeypatch.setattr(mine, "cancer", lambda: (x + 1e-3, y))
-    datasets._load.cache_clear()
-    from fedaudit.data.readers import own_function
-
-    own_function.function.cache_clear()
-    try:
-        changed = [line for line in differences(before, code_of_setting(setting)) if "arrays" in line]
-    finally:
-        monkeypatch.undo()
-        datasets._load.cache_clear()
-        own_function.function.cache_clear()
+    changed = [line for line in differences(before, code_of_setting(setting)) if "arrays" in line]
     assert len(changed) == 1
     assert changed[0].startswith("dataset (its arrays) was ")
 
 
 def test_other_arrays_in_the_same_file_are_other_data(tmp_path):
-    from fedaudit.data import datasets
     from fedaudit.suite.cell import Cell, why_stale
 
     file, x = tmp_path / "mine.npz", torch.rand(60, 1, 4, 4, generator=torch.Generator().manual_seed(0)).numpy()
@@ -276,10 +268,58 @@ def test_other_arrays_in_the_same_file_are_other_data(tmp_path):
     record = api.run(setting, out=cell.folder)
     assert why_stale(cell, record) is None
     np.savez(file, x=x, y=(y + 1) % 3)
-    datasets._load.cache_clear()  # a later process
     assert why_stale(cell, record).startswith("dataset (its arrays) was ")
     file.unlink()
     assert why_stale(cell, record).endswith("is not there")
+
+
+def test_a_second_run_reads_what_the_file_holds_by_then(tmp_path):
+    """In one process, as in a notebook: the record tells of the arrays that were trained on."""
+    g, file = np.random.default_rng(0), tmp_path / "m.npz"
+    setting = Setting.make(method="constant", dataset=f"npz:{file}", model="mlp", clients=2, rounds=1, device="cpu")
+    records = []
+    for i in range(3):
+        if i < 2:
+            np.savez(file, x=g.random((60, 6), dtype=np.float32), y=np.arange(60) % 3)
+        records.append(api.run(setting, out=tmp_path / str(i)))
+    (one,), (other,), (same,) = ([v for k, v in r.code["values"].items() if "its arrays" in k] for r in records)
+    assert one != other == same
+    worlds = [world_of(setting.model_dump_json()) for _ in range(2)]
+    assert worlds[0] is worlds[1]
+    assert torch.equal(worlds[0].federation.dataset.x, load(f"npz:{file}").x)
+
+
+@pytest.mark.parametrize("what", ["model", "dataset"])
+def test_a_second_run_has_a_module_as_it_is_by_then(what, tmp_path, monkeypatch):
+    """The record names the code that is loaded, so that it must be the one that ran."""
+    source = """
+import numpy as np
+from torch import nn
+class Net(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 8), nn.Linear(8, classes)
+        SEEN.append(SCALE)
+    def forward(self, x):
+        return self.b(self.a(x.flatten(1)))
+def data():
+    SEEN.append(SCALE)
+    g = np.random.default_rng(0)
+    return g.random((60, 64), dtype=np.float32) * SCALE, np.arange(60) % 3
+"""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    own = {"model": {"model": "edited:Net"}, "dataset": {"dataset": "edited:data", "model": "mlp"}}[what]
+    setting = Setting.make(**{"method": "constant", "dataset": "digits", "clients": 2, "rounds": 1, **own})
+    seen = []
+    for scale in (1, 7):
+        (tmp_path / "edited.py").write_text(f"SEEN, SCALE = [], {scale}" + source)
+        sys.modules.pop("edited", None)
+        importlib.invalidate_caches()
+        api.run(setting.model_copy(update={"device": "cpu"}), out=tmp_path / str(scale))
+        seen.append(set(sys.modules["edited"].SEEN))
+    monkeypatch.delitem(sys.modules, "edited")
+    assert seen == [{1}, {7}]
 
 
 # --- gradients of single rows ------------------------------------------------------------------------------------

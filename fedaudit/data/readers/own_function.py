@@ -9,7 +9,6 @@ same data.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -29,7 +28,6 @@ FORMS = (
 )
 
 
-@functools.cache
 def function(path: str) -> Callable[..., Any]:
     """Return the function behind a path. It is imported by the rules of trust."""
     found = registry.outside(path, "data set")
