@@ -141,6 +141,33 @@ def test_what_the_changes_say_of_tau():
     assert f"cannot be told from three seeds: {told}, and {alike} with all alike" in changes
 
 
+def test_where_tau_acts_is_of_one_seed_and_two_precisions():
+    """Losses by tau's place, and what the runs that are compared do not have in common, are those of the records."""
+    flat = " ".join((RESULTS / "dfrd.md").read_text().split())
+    folders = ("dfrd_fmnist", "dfrd_hosts")
+    runs = [json.loads(p.read_text()) for study in folders for p in of_study(f"records/{study}").glob("*.json")]
+    found = {}
+    for run in runs:
+        setting, more = run["setting"], set(run["setting"]["set"]) & {"eta_d", "statistics", "ensemble", "guard"}
+        tuned = setting["method"] == "fedavg+dfrd" and setting["partition"] == "dirichlet:0.1" and not more
+        if setting["seed"] == 0 and (tuned or setting["method"] == "fedavg"):
+            key = run["hyper_parameters"]["weighting"] if tuned else "fedavg"
+            assert key not in found
+            found[key] = run
+    ends = {key: 100 * run["rounds"][-1]["global"]["accuracy"] for key, run in found.items()}
+    made = {key: (run["setting"]["precision"], run["commit"]) for key, run in found.items()}
+    assert made["images"] == made["targets"] == ("float32", "fbe496a")
+    assert made["fedavg"] == made["dynamic"] == ("tf32", "f0a75ba")
+    assert f"tau where images are made costs nothing ({ends['images']:.1f}, as FedAvg" in flat
+    assert f"{ends['fedavg']:.1f}" == f"{ends['images']:.1f}"
+    lost = {key: ends["fedavg"] - ends[key] for key in ("targets", "dynamic")}
+    assert (
+        f"tau in the targets alone {lost['targets']:.1f} points, in both {lost['dynamic']:.1f}. One seed, and" in flat
+    )
+    assert "*It may be the targets.*" in flat
+    assert "in float32 (commit fbe496a), FedAvg and the one with both in TF32 (commit f0a75ba)" in flat
+
+
 def test_what_the_page_says_of_dense_without_l_bn():
     """The control: the network has batch norm, and L_BN is left out."""
     with_bn, without = ends("dfrd_scratch_fmnist.json", "dense")[0], ends("dfrd_dense.json", "dense", lambda_1=0.0)[0]
@@ -357,6 +384,13 @@ def test_the_whole_runs_without_the_fourth_pooling():
     assert f"at omega = 0.1: {apart(dfrd, max)} points in the best round" in flat
     assert f"FedFTG is {apart(fedftg, max)} points above the same host in the best round" in flat
     assert f"over the last 40 rounds it is {apart(fedftg, late)}" in flat
+    assert [r["round"] for r in runs["fedftg", 0]["rounds"]] == [*range(2, 201, 2)]
+    early = apart(fedftg, lambda curve: statistics.mean(curve[:50]))
+    assert "[-" not in early
+    assert "[-" in apart(fedftg, late)
+    assert f"It is above early and not to the end: over rounds 1 to 100 the mean is {early} above" in flat
+    assert "did not run, is above its host early and not to the end (below)" in flat
+    assert "luck" not in flat
     jumps = [max(abs(b - a) for a, b in itertools.pairwise(curve[50:])) for curve in fedftg]
     assert [round(min(jumps)), round(max(jumps))] == [8, 10]
     assert "jumps by 8 to 10 points" in flat

@@ -111,11 +111,46 @@ def test_the_reading_of_the_authors_code():
     assert f"has {tops[0]:.2f}, {tops[1]:.2f} and {tops[2]:.2f}, where every tenth round was tested" in flat
     said = f"{statistics.mean(tops):.2f} ± {statistics.stdev(tops):.2f}"
     assert f"tested: {said}, reached by round {max(at for _, at in best)}" in flat
-    assert f"The preset `authors`, that code's reading of all points, has {said} in its best step" in flat
+    assert (
+        f"The preset `authors`, that code's reading of all points, has {said} in its best step, by test batches'"
+        in flat
+    )
     last = [points[table.BATCHES][run["rounds"][-1]["round"]] for points, run in zip(curves, runs, strict=True)]
     assert f"In the last tested round it has {last[0]:.2f}, {last[1]:.2f} and {last[2]:.2f}, and" in flat
     shares = [f"{100 * run['rounds'][-1]['diagnostics'][table.AGREEMENT]:.0f}" for run in runs]
     assert f"takes {shares[0]}, {shares[1]} and {shares[2]} % of the generator's images" in flat
+
+
+def test_what_is_tested_how_in_both_readings():
+    """The authors' preset by running statistics and by those of test batches, each held against the printed reading."""
+    flat, table = " ".join((RESULTS / "fedzge.md").read_text().split()), script("fedzge_table2")
+    records = STUDIES / "fedzge" / "records" / "fedzge_authors_cifar10"
+    runs = {"authors": [json.loads((records / f"authors-{seed}.json").read_text()) for seed in range(3)]}
+    runs |= {way: table.kept(way) for way in ("printed", "real")}
+
+    def curves(way):
+        return [[table.curve(run, point) for point in ("", table.BATCHES)] for run in runs[way]]
+
+    tops = {way: [[max(curve.values()) for curve in both] for both in curves(way)] for way in runs}
+    running, batches = (", ".join(f"{both[i]:.2f}" for both in tops["authors"]) for i in (0, 1))
+    told = " and ".join(running.rsplit(", ", 1)), " and ".join(batches.rsplit(", ", 1))
+    of = [both[0] for both in tops["authors"]]
+    mean = f"{statistics.mean(of):.2f} ± {statistics.stdev(of):.2f}"
+    assert f"its best rounds have {told[0]} ({mean}) by running statistics, and {told[1]} by those of test" in flat
+    assert f"({mean} by the former's)" in flat
+    said = []
+    for i in (0, 1):
+        pairs = [a[i] - b[i] for a, b in zip(tops["authors"], tops["printed"], strict=True)]
+        mean, half = statistics.mean(pairs), 4.302653 * statistics.stdev(pairs) / 3**0.5  # two degrees of freedom
+        said.append((mean, f"{mean:+.2f} {{}}[{mean - half:.2f}, {mean + half:.2f}]", mean - half > 0))
+    assert [apart for *_, apart in said] == [False, True]
+    words = (
+        f"the preset is {said[0][1].format('points ')} from the printed reading's best rounds, which cannot be told;"
+    )
+    assert f"{words} by the latter {said[1][1].format('')}" in flat
+    assert all(abs(a - b) < 1 for way in ("printed", "real") for a, b in tops[way])
+    most = [max(abs(a[at] - b[at]) for a, b in curves(way) for at in a) for way in ("printed", "real")]
+    assert "single rounds differ by up to {:.1f} and {:.1f}".format(*most) in flat
 
 
 def test_fedavg_of_table_2_at_full_length():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import statistics
 
 import pytest
 from pages import RESULTS, script
@@ -18,6 +19,7 @@ from fedaudit.wire.message import Up, message_classes
 PAGE = (RESULTS / "methods.md").read_text()
 script("methods_findings")  # which the page imports
 page = script("methods_page")
+KINDS = ("none", "messages", "DP-SGD")
 
 
 @functools.cache
@@ -37,6 +39,28 @@ def parts():
 
 def test_the_page_is_the_records():
     assert page.with_parts(PAGE, parts()) == PAGE
+
+
+def test_mhat_is_no_example_of_noise_that_pays():
+    """Its DP-SGD costs less than noise on its messages, for a few points that three seeds hardly tell from none."""
+    (line,) = [line for line in PAGE.splitlines() if line.startswith("9. **Noise on messages pays for FedMD")]
+    costs, leads = {}, {}
+    for partition in ("iid", "dirichlet:0.3"):
+        cells = [c for c in records()["mhat"].cells if c.partition == partition and c.asked in (None, 8.0)]
+        of = {kind: {c.seed: 100 * c.global_test for c in cells if c.protection == kind} for kind in KINDS}
+        assert {tuple(sorted(found)) for found in of.values()} == {(0, 1, 2)}
+        lost = {kind: [of["none"][s] - of[kind][s] for s in range(3)] for kind in ("messages", "DP-SGD")}
+        costs[partition] = {kind: statistics.mean(values) for kind, values in lost.items()}
+        assert costs[partition]["DP-SGD"] < costs[partition]["messages"]
+        apart = [of["DP-SGD"][s] - of["messages"][s] for s in range(3)]
+        mean, half = statistics.mean(apart), 4.302653 * statistics.stdev(apart) / 3**0.5  # two degrees of freedom
+        assert mean - half < 0.05, "hardly told from none"
+        leads[partition] = f"{mean:+.1f} [{mean - half:.1f}, {mean + half:.1f}]"
+    even, skewed = costs["iid"], costs["dirichlet:0.3"]
+    said = [f"{even[kind]:.1f} on iid records and {skewed[kind]:.1f} on skewed ones" for kind in ("messages", "DP-SGD")]
+    assert f"is no example of that: noise costs it {said[0]}, and DP-SGD {said[1]}." in line
+    lead = f"{leads['iid']} points on iid records and {leads['dirichlet:0.3']} points on skewed ones more than noise"
+    assert f"Seed by seed DP-SGD has {lead}, which 3 seeds hardly tell from none." in line
 
 
 def test_the_sortable_page_is_the_records():

@@ -9,9 +9,10 @@ not reproduced, in the paper's own setting; both with the reason, and the contro
 run, with its cost.
 
 An order of several seeds is by Student's interval of the differences seed by seed, and undecided where runs were cut
-off. Of one seed: it is reproduced if the 95 % intervals of the two models are apart in the published direction, turned
-round if they are apart in the other one, and level if they overlap; undecided where the first was cut off and may still
-rise. That speaks of two models, not of two methods.
+off. It is of the best rounds; where `published.toml` gives the order `last = N`, the verdict also says how the means of
+the last N tested rounds compare. Of one seed no order is said to be reproduced or turned round: two models of one seed
+do not decide between two methods. The first is above or below if the 95 % intervals of the two models are apart, and
+level if they overlap; undecided where the first was cut off and may still rise.
 """
 
 from __future__ import annotations
@@ -260,22 +261,38 @@ def ordered(order: dict[str, Any], cells: dict[str, dict[str, Any]]) -> list[str
         cut = cut_off([cells[key] for key in order["cells"]])
         if cut and not said.startswith("cannot"):
             said = f"undecided: {published.order(*pair).replace(',', ' so far,', 1)}"
+        said += at_the_end(order, cells, common)
         return [order["paper"], order["table"], order["claim"], told, *ours, f"{said} ({len(common)} seeds{cut})"]
     first, second = (best(read(cells[key]["records"][0])) for key in order["cells"])
     rounds = [read(cells[key]["records"][0])["rounds_done"] for key in order["cells"]]
     asked = [cells[key].get("rounds", 0) for key in order["cells"]]
     short = rounds[0] < asked[0]  # the first may still rise
-    off = "in another setting" if differs(order, cells) else "not reproduced"
-    if first["low"] > second["high"]:
-        said = f"order reproduced{' in another setting' if differs(order, cells) else ''}"
-    elif first["high"] < second["low"]:
-        said = "undecided: below so far" if short else f"{off}: turned round"
-    else:
-        said = "undecided: level so far" if short else f"{off}: level"
+    apart = first["low"] > second["high"], first["high"] < second["low"]
+    said = "above" if apart[0] else "below" if apart[1] else "level"
+    brackets = ["two models of one seed"]
+    if short and not apart[0]:
+        said, brackets = f"undecided: {said} so far", []
+    elif differs(order, cells):
+        said += " in another setting"
     if any(done < of for done, of in zip(rounds, asked, strict=True)):
-        said += f" ({rounds[0]} and {rounds[1]} of {asked[0]} rounds)"
+        brackets.append(f"{rounds[0]} and {rounds[1]} of {asked[0]} rounds")
+    said += f" ({'; '.join(brackets)})"
     told = " > ".join(f"{cells[key]['mean']:.2f}" for key in order["cells"])
     return [order["paper"], order["table"], order["claim"], told, percent(first), percent(second), said]
+
+
+def at_the_end(order: dict[str, Any], cells: dict[str, dict[str, Any]], seeds: list[int]) -> str:
+    """Return how the means of the last tested rounds compare, seed by seed, if the order asks for so many of them."""
+    if "last" not in order:
+        return ""
+    pair = []
+    for key in order["cells"]:
+        found = {r["setting"]["seed"]: r["rounds"][-order["last"] :] for r in map(read, cells[key]["records"])}
+        assert all(len(found[seed]) == order["last"] for seed in seeds), "a run has fewer tested rounds"
+        of = cells[key].get("point", ""), cells[key].get("whose", "global")
+        each = {s: [100 * best({"rounds": [r]}, *of)["accuracy"] for r in found[s]] for s in seeds}
+        pair.append([statistics.mean(each[seed]) for seed in seeds])
+    return f"; in the last {order['last']} tests {published.order(*pair)}"
 
 
 def cut_off(pair: list[dict[str, Any]]) -> str:

@@ -83,8 +83,8 @@ GOALS = [
         ("stacked", "stacked_tf32", "stacked_tf32_compiled"),
     ),
     ("the same, the clients' training alone", 12, "fedfree_cnn", "clients", ("stacked", "stacked_tf32")),
-    ("DFRD's server", 4, "dfrd", "server", ("stacked", "stacked_tf32")),
-    ("DFFKE, a round", 4, "dffke", "round", ("stacked", "stacked_tf32")),
+    ("DFRD's server, first round, with its recordings", 4, "dfrd", "server", ("stacked", "stacked_tf32")),
+    ("DFFKE, first round, with its recordings", 4, "dffke", "round", ("stacked", "stacked_tf32")),
     ("64 shadows", 10, "shadows", "", ("stacked_compiled", "stacked_recorded")),
     ("three seeds of FedFree's row, over one after another", 2, "seeds_together", "", ("three_seeds",)),
 ]
