@@ -25,6 +25,7 @@ import torch
 from fedaudit.privacy.dpsgd_stack import PrivateJob, Trained, fit_private_together, private_stacks
 from fedaudit.rng import numpys, seeded
 from fedaudit.runtime.meter import Away
+from fedaudit.training.cuda_graphs import each_run
 from fedaudit.training.descent import Descent, Moments, side_by_side
 from fedaudit.training.fit import Fitted
 from fedaudit.training.stacked.stack import Job, fit_together
@@ -435,7 +436,8 @@ def _stack(
         found[i] = of_job, Away(share_s=wall * share, stack=events, share=share)
 
 
-_fitted: dict[Any, int] = {}  # how many models may be trained at once, if more ran out of memory
+_fitted: dict[Any, int] = {}  # how many models may be trained at once, if more ran out of memory in this run
+each_run(_fitted.clear)
 
 
 def _form(job: AnyJob) -> Any:

@@ -43,7 +43,7 @@ from fedaudit.runtime.task import compute
 from fedaudit.runtime.utility import evaluate, sampling_note
 from fedaudit.runtime.world import chosen_engine
 from fedaudit.setting import Setting
-from fedaudit.training.cuda_graphs import listening, unrecorded
+from fedaudit.training.cuda_graphs import begin_run, listening, unrecorded
 from fedaudit.training.stacked.kept_steps import forget as forget_recorded_steps
 from fedaudit.units import MANY
 from fedaudit.wire.channel import Wire
@@ -160,8 +160,8 @@ class RoundByRound:
 
 
 def _go(run: RunState) -> RunRecord:
-    if here() is None:  # of runs that take turns, each would forget the reasons of the others
-        unrecorded.clear()
+    if here() is None:  # runs that take turns begin together
+        begin_run()
     try:
         with _explaining(run):
             return _all_rounds(run)

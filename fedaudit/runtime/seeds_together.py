@@ -27,7 +27,7 @@ from fedaudit.runtime.runner import run
 from fedaudit.runtime.task import compute
 from fedaudit.runtime.world import resolve_device, world_of
 from fedaudit.setting import Setting
-from fedaudit.training.cuda_graphs import unrecorded
+from fedaudit.training.cuda_graphs import begin_run
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _side_by_side(places: Sequence[Place], works: Sequence[Callable[[], RunRecor
     shared = places[0].setting  # all but the seed
     before_cuda(shared)
     device = resolve_device(shared.device)
-    unrecorded.clear()
+    begin_run()
     # All runs have these conditions. The first to end must not take them away from the others.
     with world_of.room_for(len(places)), compute(world_of(shared.model_dump_json())):
         turns = [

@@ -44,6 +44,22 @@ _listeners: list[Callable[[str], None]] = []
 holders: list[Callable[[], int]] = []  # each says how many bytes its recordings hold, which no emptying gives back
 
 
+_each_run: list[Callable[[], object]] = [lambda: unrecorded.clear()]
+
+
+def each_run(forget: Callable[[], object]) -> None:
+    """Have something forgotten whenever a run begins, so that neither its speed nor its bits, nor what is told of them,
+    depend on what the process ran before.
+    """
+    _each_run.append(forget)
+
+
+def begin_run() -> None:
+    """Forget what earlier runs of this process have left."""
+    for forget in _each_run:
+        forget()
+
+
 def fall_back(reason: str) -> None:
     """Keep the reason why steps are carried out in a slower way, and tell each listener once for each reason."""
     if reason not in unrecorded:

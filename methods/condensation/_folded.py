@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
-from fedaudit.training.cuda_graphs import compiles, fall_back, halves
+from fedaudit.training.cuda_graphs import compiles, each_run, fall_back, halves
 from fedaudit.training.models import Net
 from fedaudit.training.stacked import convolution_products
 
@@ -286,6 +286,7 @@ def _compiled(fn: Callable[..., Any], rows: bool = True) -> Callable[..., Any]:
 
 
 _uncompiled: set[Callable[..., Any]] = set()
+each_run(_uncompiled.clear)
 
 
 @lru_cache

@@ -17,11 +17,13 @@ from precision import double
 
 from fedaudit import Setting, run
 from fedaudit.errors import RunError, SettingError
+from fedaudit.methods.condensation import _folded
 from fedaudit.runtime import lockstep, run_opening, seeds_together, world
 from fedaudit.runtime.checkpoint import Store
 from fedaudit.runtime.run_record import RunRecord, read_record
 from fedaudit.runtime.seeds_together import Ended, Place, alike, run_seeds, run_together
 from fedaudit.training import cuda_graphs
+from fedaudit.training.stacked import mapped_loss, stackable
 
 SEEDS = (0, 3)
 
@@ -262,6 +264,31 @@ def test_a_reason_of_one_run_is_not_forgotten_by_another(tmp_path: Path) -> None
     assert not cuda_graphs.unrecorded
 
 
+def test_a_run_begins_without_what_earlier_ones_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither what they compiled nor what failed nor what fitted into memory: else speed, bits and notes would depend
+    on what the process ran before. Runs that take turns forget it once, before the first begins."""
+    kept: list[Any] = [mapped_loss.compiled_losses, stackable.refused, lockstep._fitted, _folded._uncompiled]
+    setting = setting_of("fedavg", rounds=1, set={"E": 1, "B": 16})
+
+    def left() -> None:
+        for of in kept:
+            of.add("of before") if isinstance(of, set) else of.update({"of before": 2})
+
+    def seen(done: float, whole: float, what: str) -> None:
+        if what.startswith("round 1"):
+            assert not any("of before" in of for of in kept)
+
+    left()
+    run(setting, out=tmp_path / "one", watch=seen)
+    left()
+    run_together([Place(setting.model_copy(update={"seed": s}), tmp_path / str(s), seen) for s in (5, 6)])
+    assert not any("of before" in of for of in kept)
+    calls: list[str] = []
+    monkeypatch.setattr(cuda_graphs, "_each_run", [lambda: calls.append("begun")])
+    run_together([Place(setting.model_copy(update={"seed": s}), tmp_path / str(s)) for s in (7, 8)])
+    assert calls == ["begun"]
+
+
 def test_each_world_is_built_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Four runs take turns, and a process keeps two worlds otherwise: each would be built anew for every task."""
     built: list[int] = []
@@ -451,7 +478,7 @@ def test_runs_take_turns_under_the_conditions_of_them_all(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(seeds_together, "before_cuda", lambda setting: did.append(("before", setting.seed)))
     monkeypatch.setattr(seeds_together, "resolve_device", lambda device: "device")
-    monkeypatch.setattr(seeds_together, "unrecorded", SimpleNamespace(clear=lambda: did.append("clear")))
+    monkeypatch.setattr(seeds_together, "begin_run", lambda: did.append("clear"))
     monkeypatch.setattr(seeds_together, "world_of", Worlds())
     monkeypatch.setattr(seeds_together, "compute", lambda world: nullcontext(did.append(world)))
     monkeypatch.setattr(seeds_together, "Globals", lambda device: f"generators on {device}")

@@ -241,7 +241,7 @@ def test_a_model_beside_others_is_not_compiled_and_has_torchs_own_layers(monkeyp
     for compile in (True, False):
         mapped = mapped_loss.mapped_loss(job, {}, compile, several=False, apart=True)
         assert mapped.apart
-        assert not mapped._compile
+        assert not mapped.compiles
         assert not mapped.convolves, "there is nothing to choose"
         assert mapped.model is job.model
     assert not mapped_loss.mapped_loss(job, {}, False, several=True).apart

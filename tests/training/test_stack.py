@@ -505,7 +505,7 @@ def test_a_loss_is_compiled_once_for_each_shape_of_its_rows(monkeypatch: pytest.
         assert [call(4), call(8)] == ["compiled plain"] * 2
         assert told == []
         assert [call(3), call(4)] == ["plain", "compiled plain"]
-    assert told == ["not compiled: a loss whose batches come in more than 4 shapes"]
+    assert told == ["not compiled: a loss whose batches or numbers come in more than 4 forms"]
     assert len(made) == 4
     (normed,) = make("cnn_bn@0.25", [8], separable=False)
     mapped = mapped_loss.MappedLoss(normed, {}, compile=True, several=True)
@@ -518,9 +518,11 @@ def test_every_loss_is_compiled_however_many_there_are(monkeypatch: pytest.Monke
     traced: list[Any] = []
     compiler = torch.compile
 
-    def counted(run: Any, dynamic: bool, options: Any) -> Any:
-        assert (dynamic, options) == (False, {"fallback_random": True})
-        return compiler(run, dynamic=False, backend=lambda graph, example: traced.append(graph) or graph.forward)
+    def counted(run: Any, dynamic: bool, fullgraph: bool, options: Any) -> Any:
+        assert (dynamic, fullgraph, options) == (False, True, {"fallback_random": True})
+        return compiler(
+            run, dynamic=False, fullgraph=True, backend=lambda graph, example: traced.append(graph) or graph.forward
+        )
 
     monkeypatch.setattr(torch, "compile", counted)
     for several in (True, False):
@@ -533,6 +535,68 @@ def test_every_loss_is_compiled_however_many_there_are(monkeypatch: pytest.Monke
             means, _ = mapped(params, {}, rows, {}, None)
             assert means.tolist() == pytest.approx([n * float(job.model(job.rows[0]).sum(1).mean().detach())])
         assert len(traced) == 9
+
+
+def test_other_numbers_are_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler takes them for granted, and other rows' shapes too. Tensors of one form may hold other numbers."""
+    made: list[Any] = []
+    monkeypatch.setattr(mapped_loss, "_compile", lambda run: made.append(run) or run)
+    (job,) = make("mlp", [8])
+    mapped = mapped_loss.MappedLoss(job, {}, compile=True, several=True)
+    mapped._plain = lambda *of: None  # type: ignore[assignment,return-value]
+
+    def call(given: Any, labels: torch.Tensor | None = None) -> int:
+        mapped({}, {}, [torch.zeros(8, 2), torch.zeros(8) if labels is None else labels], given, None)
+        return len(made)
+
+    assert [call({"mu": 0.1}), call({"mu": 0.1}), call({"mu": 0.2}), call({"mu": 0.1})] == [1, 1, 2, 2]
+    assert [call({"w": torch.zeros(3)}), call({"w": torch.ones(3)}), call({"w": torch.zeros(4)})] == [3, 3, 4]
+    assert [call({"mu": 0.1}, torch.zeros(8, 5)), call({"mu": 0.1}, torch.zeros(8, dtype=torch.int64))] == [5, 6]
+
+
+@pytest.mark.parametrize("several", [True, False])
+def test_a_loss_that_cannot_be_compiled_runs_as_it_is_and_that_is_told(
+    several: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch alone would compile what it can of it, or nothing, without a word."""
+    tried: list[Any] = []
+    compiler = torch.compile
+
+    def counted(run: Any, **how: Any) -> Any:
+        made = compiler(run, dynamic=False, fullgraph=how["fullgraph"], backend="eager")
+        return lambda *of: tried.append(run) or made(*of)
+
+    def breaks(f: Any, x: Tensor, y: Tensor) -> Tensor:
+        torch._dynamo.graph_break()
+        return f(x).sum(1)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
+    (job,) = make("mlp", [8], loss=breaks)
+    mapped = mapped_loss.MappedLoss(job, {}, compile=True, several=several)
+    params = {name: p.detach()[None] for name, p in job.model.named_parameters()}
+    told: list[str] = []
+    with cuda_graphs.listening(told.append):
+        for _ in range(3):
+            means, _ = mapped(params, {}, [row[None] for row in job.rows], {}, None)
+            assert means.tolist() == pytest.approx([float(job.model(job.rows[0]).sum(1).mean().detach())])
+    assert len(tried) == len(told) == 1
+    assert told[0].startswith("not compiled: Unsupported: ")
+
+
+def test_losses_of_one_text_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A method may make its loss anew in each round. Other plain values around it make it another one."""
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+
+    def made(scale: float) -> Any:
+        return lambda f, x, y: scale * f(x).sum(1)
+
+    jobs = [make("mlp", [9], loss=made(scale))[0] for scale in (2.0, 2.0, 3.0)]
+    one, other, third = (mapped_loss.mapped_loss(job, {}, compile=True, several=True) for job in jobs)
+    assert one is other
+    assert third is not one
+    (job,) = make("cnn@0.25", [9], loss=made(2.0))
+    assert mapped_loss.mapped_loss(job, {}, compile=True, several=True) is not one, "of another network"
 
 
 @pytest.mark.parametrize(
@@ -591,7 +655,12 @@ def test_what_is_compiled_of_a_stack_s_steps(models: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(stack, "LASTING", 3)
     assert trained([7] * models, epochs=3) == {(models, 4): 3, (models, 3): 3}
     if models == 2:
-        assert trained([8, 8], epochs=None, each=lambda i, m: {"steps": 2 + i}) == {(2, 4): 2}
+        monkeypatch.setattr(cuda_graphs, "unrecorded", {})
+        assert trained([8, 8], epochs=None, each=lambda i, m: {"steps": 2 + 3 * i}) == {(2, 4): 2, (1, 4): 3}
+        assert not cuda_graphs.unrecorded
+        assert trained([8, 8], epochs=None, each=lambda i, m: {"steps": 2 + 2 * i}) == {(2, 4): 2}
+        why = "not compiled: fewer than 3 steps of models that are left when others have ended"
+        assert list(cuda_graphs.unrecorded) == [why]
 
 
 @pytest.mark.parametrize(("records", "group"), [(False, [0, 2]), (True, [0]), (True, [2, 0])])

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 
-from fedaudit.training.cuda_graphs import fall_back, halves
+from fedaudit.training.cuda_graphs import each_run, fall_back, halves
 from fedaudit.training.fit import (
     Running,
     check_value,
@@ -21,8 +21,9 @@ from fedaudit.training.fit import (
 )
 from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
-from fedaudit.training.stacked.given import map_given
+from fedaudit.training.stacked.given import form_of_given, map_given
 from fedaudit.training.stacked.layers import FullNorm, in_full, quicker
+from fedaudit.training.stacked.likeness import same_function
 from fedaudit.training.stacked.masked_norms import CountingTogether, MaskedNorms, counts_of
 from fedaudit.training.stacked.side_by_side import (
     as_tensor_cores_take_it,
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 # two numbers, of losses and of scores.
 Mapped = Callable[..., tuple[Tensor, Tensor]]
 
-FORMS = 8  # shapes of rows for which a loss is compiled: each takes seconds
+FORMS = 8  # forms of batches and numbers for which a loss is compiled in a run: each takes seconds
 
 
 class MappedLoss:
@@ -50,7 +51,7 @@ class MappedLoss:
     """
 
     def __init__(self, job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False):
-        self.model, self._loss, self._separable = job.model, job.loss, job.option("separable", True)
+        self.model, self.loss, self._separable = job.model, job.loss, job.option("separable", True)
         self._scored = running_score(job.option("until"), self._separable) is not None
         self.apart = apart
         if stackable.on_gpu(job.rows) and (compile or several):
@@ -64,8 +65,8 @@ class MappedLoss:
         self._dims = given_dims
         self._plain: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, None), randomness="error")
         self._masked: Mapped = vmap(self._of_one, in_dims=(0, 0, 0, given_dims, 0), randomness="error")
-        self._compiled: dict[tuple[bool, torch.Size], Mapped] = {}  # by whether there is a mask, and the rows' shape
-        self._compile, self._several = compile, several
+        self._compiled: dict[Any, Mapped] = {}  # by all that a compiler takes for granted
+        self.compiles, self._several = compile, several
         self._masks_norms = not fills(job)
         self.products = False  # convolutions as products of matrices
 
@@ -79,20 +80,38 @@ class MappedLoss:
         compiled: bool = True,
     ) -> Any:
         """Return the mean loss of each model and its sum. `compiled`: where losses are compiled, rows of this shape are
-        worth it, because many batches have it."""
+        worth it, because many batches have it.
+        """
         run = (self._plain if mask is None else self._masked) if self._several else self._alone
-        if self._compile and compiled and not (self._masks_norms and mask is not None):
-            run = self._compiled_for((mask is None, rows[0].shape), run)
+        if self.compiles and compiled and not (self._masks_norms and mask is not None):
+            form = mask is None, [(row.shape, row.dtype) for row in rows], form_of_given(given)
+            run = self._compiled_for(repr(form), run)
         return run(params, rest, rows, given, mask)
 
-    def _compiled_for(self, form: tuple[bool, torch.Size], run: Mapped) -> Mapped:
-        """Return what was compiled for rows of this form, at the first time by compiling; the loss itself if there are
-        too many forms."""
+    def _compiled_for(self, form: str, run: Mapped) -> Mapped:
+        """Return what was compiled for rows and plain values of this form, at the first time by compiling; the loss
+        itself if there are too many forms, or if its compiling has failed."""
         if form not in self._compiled and len(self._compiled) < FORMS:
-            self._compiled[form] = _compile(run)
+            self._compiled[form] = self._guarded(form, run)
         if form not in self._compiled:
-            fall_back(f"not compiled: a loss whose batches come in more than {FORMS} shapes")
+            fall_back(f"not compiled: a loss whose batches or numbers come in more than {FORMS} forms")
         return self._compiled.get(form, run)
+
+    def _guarded(self, form: str, run: Mapped) -> Mapped:
+        """Return the compiled loss, which runs as it is from the first call on if it cannot be compiled."""
+        compiled = _compile(run)
+
+        def call(*of: Any) -> Any:
+            from torch._dynamo.exc import TorchDynamoException  # takes a second to import
+
+            try:
+                return compiled(*of)
+            except TorchDynamoException as e:
+                self._compiled[form] = run
+                fall_back(f"not compiled: {type(e).__name__}: {e}".splitlines()[0])
+                return run(*of)
+
+        return call
 
     def gradients(
         self,
@@ -132,7 +151,7 @@ class MappedLoss:
     @property
     def convolves(self) -> bool:
         """Return whether there is a choice between two ways: convolutions, on a GPU, mapped and not compiled."""
-        mapped = self._several and not self._compile
+        mapped = self._several and not self.compiles
         return mapped and any(isinstance(m, nn.Conv2d) for m in self.model.modules())
 
     def _of_one(self, params: Any, rest: Any, rows: Any, given: Any, mask: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -140,13 +159,13 @@ class MappedLoss:
         plain = self.apart or not stackable.on_gpu(rows)
         if self._masks_norms and mask is not None:
             with MaskedNorms(mask), nullcontext() if plain else _PICKS[self.products]:
-                value = self._loss(f, *rows, **given)
+                value = self.loss(f, *rows, **given)
         elif torch.compiler.is_compiling() or plain:
-            value = self._loss(f, *rows, **given)
+            value = self.loss(f, *rows, **given)
         else:
             with _PICKS[self.products]:
-                value = self._loss(f, *rows, **given)
-        check_value(value, len(rows[0]), self._loss, self._separable, self._scored)
+                value = self.loss(f, *rows, **given)
+        check_value(value, len(rows[0]), self.loss, self._separable, self._scored)
         if self._scored:
             both = value.detach() if mask is None else torch.where(mask[:, None], value.detach(), 0.0)
             value = value[:, 0]
@@ -163,14 +182,15 @@ def _compile(run: Mapped) -> Mapped:
     """Compile, with random numbers from torch's own generator, so that a compiled loss draws what an eager one does.
 
     Torch compiles one piece of code eight times at most, whatever it is called with, and then runs it as it is, without
-    a word. All losses run through the same code here. So each gets a piece of its own.
+    a word. All losses run through the same code here. So each gets a piece of its own. Nor does torch say that it
+    compiles only parts of a loss, or none; it is asked for all of it, and says why that cannot be.
     """
 
     def own(*of: Any) -> Any:
         return run(*of)
 
     own.__code__ = own.__code__.replace()
-    made: Mapped = torch.compile(own, dynamic=False, options={"fallback_random": True})
+    made: Mapped = torch.compile(own, dynamic=False, fullgraph=True, options={"fallback_random": True})
     return made
 
 
@@ -210,19 +230,23 @@ def picking(products: bool) -> AbstractContextManager[Any]:
     return _PICKS[True] if products else nullcontext()
 
 
-compiled_losses: dict[Any, MappedLoss] = {}  # a compiled one is used again for models of the same structure
+compiled_losses: dict[str, list[MappedLoss]] = {}  # used again for models of the same structure, until a run ends
+each_run(compiled_losses.clear)
 
 
 def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False) -> MappedLoss:
+    """Return the job's loss for a stack. A compiled one is that of an earlier job with a loss that does the same."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # hooks come and go
     if not compile or hooked or apart:
         return MappedLoss(job, given_dims, False, several, apart)
     scored = isinstance(job.option("until"), Running)
     how = given_dims, job.option("separable", True), job.option("norms", "batch"), scored, halves()
-    key = repr((job.structure, how, several)), job.loss
-    if key not in compiled_losses:
-        compiled_losses[key] = MappedLoss(job, given_dims, True, several)
-    return compiled_losses[key]
+    known = compiled_losses.setdefault(repr((job.structure, how, several)), [])
+    for mapped in known:
+        if same_function(mapped.loss, job.loss):
+            return mapped
+    known.append(MappedLoss(job, given_dims, True, several))
+    return known[-1]
 
 
 class Caller(nn.Module):

@@ -295,7 +295,7 @@ def _side_by_side(jobs: Sequence[Job]) -> list[Fitted]:
     return [fitting.result()[0] for fitting in fittings]
 
 
-LASTING = 400  # last batches of epochs for which compiling pays, if every fourth step or more has one
+LASTING = 400  # steps for which compiling once more pays: of last batches, if every fourth step or more is one
 EVERY = 4
 
 
@@ -335,6 +335,7 @@ class _Fitting:
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1, apart)
         self.usual = max(job.batch for job in self.jobs)
         self.compiled_sizes = {self.usual, *last_batches(self.jobs)}
+        self.compiled_stacks = {len(jobs)}  # of so many models
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.kept, self.in_place = self._place(compile), True
         self.recordings: dict[Form, Recorded] = self._recordings()
@@ -432,7 +433,7 @@ class _Fitting:
         self.stack.put(places, part)
 
     def _core(self, part: Stack, rows: list[Tensor], mask: Tensor | None) -> list[Tensor | None]:
-        compiled = len(part) == len(self.jobs) and rows[0].shape[1] in self.compiled_sizes
+        compiled = len(part) in self.compiled_stacks and rows[0].shape[1] in self.compiled_sizes
         grads, sums = self.mapped.gradients(part.params, part.rest, rows, part.given, mask, compiled)
         self.how.step(part.params, grads, part.state)
         part.total += sums
@@ -637,6 +638,10 @@ class _Fitting:
         self.rates = []
         if stay:
             self.stack = self.stack.take(stay)
+            if max(self.jobs[i].planned - self.courses[i].steps for i in self.slots) >= LASTING:
+                self.compiled_stacks.add(len(stay))
+            elif self.mapped.compiles:
+                fall_back(f"not compiled: fewer than {LASTING} steps of models that are left when others have ended")
         self.in_place = self.in_place and stay == list(range(len(stay)))
         self.recordings = self._recordings()
 

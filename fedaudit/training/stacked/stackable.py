@@ -12,6 +12,7 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fedaudit.errors import ContractError
 from fedaudit.training.augment import treats_rows_alone
+from fedaudit.training.cuda_graphs import each_run
 from fedaudit.training.fit import (
     Running,
     check_pure,
@@ -26,7 +27,8 @@ from fedaudit.training.stacked.steppers import stepper
 if TYPE_CHECKING:
     from fedaudit.training.stacked.stack import Job
 
-refused: set[Any] = set()  # losses, each with a structure, that could not be compiled
+refused: set[Any] = set()  # losses, each with a structure, that could not be trained as a stack of one in this run
+each_run(refused.clear)
 
 
 def stacks(jobs: Sequence[Job]) -> tuple[list[list[int]], dict[int, str]]:
