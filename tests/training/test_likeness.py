@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from jobs import distance
@@ -72,6 +73,16 @@ class Remembers:
         self.what = what
 
 
+def emptied(net: nn.Module) -> None:
+    for p in net.parameters():
+        p.data.zero_()
+
+
+class Listed(list[int]):
+    def __init__(self, *parts: int) -> None:
+        super().__init__(parts)
+
+
 @pytest.mark.parametrize(
     ("one", "other"),
     [
@@ -90,7 +101,17 @@ class Remembers:
         (nn.ReLU, nn.Tanh),
         (torch.float32, torch.float64),
         (torch.tensor([1.0]), torch.tensor([2.0])),
+        (torch.zeros(2, 3), torch.zeros(3, 2)),
+        (torch.zeros(2, dtype=torch.bfloat16).float(), torch.zeros(2, dtype=torch.float64)),
+        (np.zeros(2), np.ones(2)),
+        ({1, 2}, {1, 3}),
         (Remembers(1), Remembers(2)),
+        (Listed(1, 2), Listed(1, 3)),
+        ([nn.Linear(2, 2).apply(emptied)], [nn.Linear(2, 3).apply(emptied)]),
+        ([nn.Linear(2, 2).apply(emptied)], [nn.Linear(2, 2)]),
+        ({1: F.relu}.get, {1: torch.sin}.get),
+        (torch.Tensor.sin, torch.Tensor.cos),
+        (F.gelu, F.softplus),
         (scaled, None),
         (lambda: 1, lambda: 2),
     ],
@@ -138,7 +159,7 @@ def test_a_part_of_the_network_in_another_place_is_another_network() -> None:
 def test_what_cannot_be_described_is_like_nothing() -> None:
     around: list[Any] = []
     around.append(around)
-    for value in (around, SimpleNamespace(act=lambda x: x)):
+    for value in (around, np.array([object()]), torch.zeros(2, dtype=torch.bfloat16), threading.Lock()):
         assert structure(Own(hangs=value)) != structure(Own(hangs=value))
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import itertools
-import pickle
 import types
 import weakref
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -48,12 +48,12 @@ def structure(model: nn.Module) -> Any:
 def _told(value: Any, own: Mapping[int, str]) -> Any:
     """Return a description of what hangs on a layer: equal for values that do the same. `own` names the model's parts.
 
-    What is neither a plain value nor a function is described by its content. If it has none that can be written down,
-    it is like nothing, not even itself when it is asked again.
+    What is neither a plain value nor a function is described by what it holds. If that cannot be told, it is like
+    nothing, not even itself when it is asked again.
     """
     try:
         return _described(value, own)
-    except Exception:  # noqa: BLE001 (whatever it is that cannot be written down, such as a list that holds itself)
+    except Exception:  # noqa: BLE001 (whatever cannot be told, such as a list that holds itself)
         return "like nothing", next(_numbers)
 
 
@@ -78,15 +78,27 @@ def _described(value: Any, own: Mapping[int, str]) -> Any:
         return type(value).__name__, [_described(part, own) for part in value]
     if isinstance(value, Mapping):
         return _class(type(value)), [(_described(key, own), _described(part, own)) for key, part in value.items()]
-    if isinstance(value, types.BuiltinFunctionType | types.ModuleType):
-        return type(value).__name__, value.__name__
+    if isinstance(value, types.ModuleType):
+        return "module", value.__name__
+    if isinstance(value, types.BuiltinFunctionType) and isinstance(value.__self__, types.ModuleType | None):
+        return "built in", value.__module__, value.__qualname__
     if isinstance(value, Tensor):
-        return "tensor", str(value.dtype), tuple(value.shape), value.requires_grad, _digest(value.detach().cpu())
-    return _class(type(value)), _digest(value)
+        return "tensor", str(value.dtype), value.requires_grad, _content(value.detach().cpu().numpy())
+    if isinstance(value, np.ndarray):
+        return "array", str(value.dtype), _content(value)
+    if isinstance(value, set | frozenset):
+        return type(value).__name__, sorted(repr(_described(part, own)) for part in value)
+    made = value.__reduce_ex__(2)  # as copies of it are made: by what, from which values, and with what in it
+    if isinstance(made, str):
+        return "named", getattr(value, "__module__", None), made
+    by, values, state, *more = [*made, None, None, None][:5]
+    return _described([by, values, state, *[None if parts is None else list(parts) for parts in more]], own)
 
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(pickle.dumps(value)).hexdigest()
+def _content(array: np.ndarray) -> tuple[tuple[int, ...], str]:
+    if array.dtype.hasobject:
+        raise TypeError("An array of objects says nothing of what they hold.")
+    return array.shape, hashlib.sha256(array.tobytes()).hexdigest()
 
 
 def _class(kind: type) -> int:
