@@ -72,12 +72,12 @@ SOME_OF = {
     },
     "training/test_side_by_side.py": {"test_each_ends_as_it_would_alone": 2},
     "training/test_stack.py": {"test_each_ends_as_it_would_alone": 2},
-    "trust/test_billing.py": {"test_what_leaves_unpaid_costs_infinity": 2},
+    "trust/test_billing.py": {"test_what_leaves_unpaid_costs_infinity": 4},
     "trust/test_roads.py": {
         "test_honest_code_that_also_sends_protected_counts_stays_finite": 2,
         "test_what_a_function_inside_fit_puts_somewhere_is_billed": 2,
     },
-    "verify/test_forgeries.py": {"test_a_forgery_is_named": 2},
+    "verify/test_forgeries.py": {"test_a_forgery_is_named": 3},
 }
 
 
