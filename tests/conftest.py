@@ -77,7 +77,7 @@ SOME_OF = {
         "test_honest_code_that_also_sends_protected_counts_stays_finite": 2,
         "test_what_a_function_inside_fit_puts_somewhere_is_billed": 2,
     },
-    "verify/test_forgeries.py": {"test_a_forgery_is_named": 3},
+    "verify/test_forgeries.py": {"test_a_forgery_is_named": 2},
 }
 
 

@@ -485,7 +485,7 @@ def test_the_run_that_another_starts_from_is_made_first(first, done, other_code,
 def test_a_run_by_itself_forgets_what_others_did_not_record(in_turns, monkeypatch):
     reasons = {"of another run"}
     monkeypatch.setattr(runner, "here", lambda: "a turn" if in_turns else None)
-    monkeypatch.setattr(runner, "unrecorded", reasons)
+    monkeypatch.setattr(runner, "begin_run", reasons.clear)
     monkeypatch.setattr(runner, "_explaining", lambda run: nullcontext())
     monkeypatch.setattr(runner, "_all_rounds", lambda run: sorted(reasons))
     monkeypatch.setattr(runner, "_close", lambda run: None)
