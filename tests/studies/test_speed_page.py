@@ -49,6 +49,8 @@ def test_its_first_paragraph_holds() -> None:
     assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds instead of 240" in text
     assert "Three seeds as one stack are not judged: their steps were not compiled, those of one seed were." in text
     assert [seeds[way]["step"] for way in ("one_seed", "three_seeds")] == ["compiled", "recorded"]
+    guide = " ".join((RESULTS.parent / "guide" / "howto.md").read_text().split())
+    assert "what it saves on a GPU is not known" in guide, "as long as both ways were not compiled"
     dffke = json.loads((KEPT / "cifar10" / "dffke_rounds.json").read_text())["after"]["rounds_s"]
     assert "small images {:.0f} to {:.0f} s a round instead of 30 (3ed12292)".format(*sorted(dffke)) in text
     gains = times("dfrd", "stacked", "server")
