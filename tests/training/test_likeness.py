@@ -60,6 +60,10 @@ class Kind(Enum):
     B = 2
 
 
+class OtherKind(Enum):
+    A = 1
+
+
 def scaled(by: float) -> Callable[[Tensor], Tensor]:
     return lambda x: by * x
 
@@ -98,6 +102,7 @@ class Listed(list[int]):
         ((1,), [1]),
         ({"a": 1}, {"a": 2}),
         (Kind.A, Kind.B),
+        (Kind.A, OtherKind.A),
         (nn.ReLU, nn.Tanh),
         (torch.float32, torch.float64),
         (torch.tensor([1.0]), torch.tensor([2.0])),
