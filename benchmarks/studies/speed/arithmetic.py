@@ -69,6 +69,7 @@ LINES = {
     "dfrd": Line(
         {**FMNIST, "method": "dfrd", "preset": "fashion-mnist", "partition": "dirichlet:1.0", "aux": 0.8},
         {"I": 40},
+        round=2,
         fixed={"host": {"E": 1, "B": 64, "eta": 0.05}},
     ),
     "dffke": Line(FEW, EPOCHS, rows=Fraction(40), fixed={"tau": "off"}),
@@ -87,6 +88,7 @@ LINES = {
     "fedaf_cifar10": Line(
         {**FEDAF, "dataset": "cifar10", "preset": "cifar10", "partition": "dirichlet-capped:0.02"},
         {"steps": 1000, "E": 500},
+        fixed={"sigma_x": 0.402},
     ),
     "decoders": Attacked(
         {**FMNIST, "method": "dffke", "model": "cnn", "partition": "iid"},
