@@ -126,7 +126,7 @@ class Bench:
                 self.save(**{f"{name}_skipped": "no time left"})
                 continue
             try:
-                whole = {"rounds": rounds, "eval_every": how.get("rounds", rounds), "watch": self.watch(name)}
+                whole = {"rounds": rounds, "eval_every": rounds, "watch": self.watch(name)}
                 record, folder, took = self.run(**{**setting, **whole, **how})
             except Exception as e:  # noqa: BLE001 (one way that fails must not cost the others)
                 self.save(**{f"{name}_failed": f"{type(e).__name__}: {e}".splitlines()[0]})

@@ -32,29 +32,58 @@ def test_its_first_paragraph_holds() -> None:
         return f"{table.times(kept[line], way, part):.1f} times"
 
     fedavg = kept["fedavg"]
-    way, serial, other = (fedavg[name] for name in ("stacked_tf32_compiled", "serial", "serial_tf32"))
-    assert serial["round_s"] < other["round_s"]
+    way, serial = (fedavg[name] for name in ("stacked_tf32_compiled", "serial"))
     assert [way["rounds_s"][1], len(way["rounds_s"])] == [way["round_s"], 3], "one round counts"
-    over = (
-        f"6.6 times as fast (TF32, compiled; {serial['round_s'] / way['round_s']:.1f} times over serial float32, which"
-    )
-    assert f"with ten ConvNets is {over} is faster than serial TF32; one round of one run)" in text
-    assert times("fedavg", "stacked_tf32_compiled") == "6.6 times"
+    over = f"(TF32, compiled; {serial['round_s'] / way['round_s']:.1f} times over serial float32; one round of one run)"
+    fast = times("fedavg", "stacked_tf32_compiled").removesuffix(" times")
+    assert f"with ten ConvNets is {fast} times as fast {over}" in text
     assert f"FedFree's network {times('fedfree_cnn', 'stacked')} (float32)" in text
     assert f"ten stock ResNet-18 {times('fedzge_row', 'stacked_tf32')} (TF32)" in text
+    fedaf = times("fedaf", "stacked_tf32_compiled")
+    assert f"a round of FedAF on Fashion-MNIST {fedaf} (TF32, compiled, over a serial first round)" in text
     shadows, seeds = kept["shadows"]["stacked_compiled"], kept["seeds_together"]
     assert f"64 shadows together {shadows['times']:.1f} times." in text
     assert f"takes {seeds['one_seed']['s']:.1f} s a round, where 2 were aimed at" in text
-    spent = min(of["run_s"] for of in kept["fedaf_cifar10"].values() if isinstance(of, dict))
-    assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds instead of 240" in text
-    assert "Three seeds as one stack are not judged: their steps were not compiled, those of one seed were." in text
-    assert [seeds[way]["step"] for way in ("one_seed", "three_seeds")] == ["compiled", "recorded"]
+    (spent,) = [of["run_s"] for of in kept["fedaf_cifar10"].values() if isinstance(of, dict)]
+    assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds, where 240 were." in text
+    assert spent < 240
+    three = seeds["three_seeds"]["of_one"]
+    assert f"three seeds as one stack take {three:.1f} times the time of one instead of 1.5" in text
+    assert {seeds[way]["step"] for way in ("one_seed", "three_seeds")} == {"compiled"}
     guide = " ".join((RESULTS.parent / "guide" / "howto.md").read_text().split())
-    assert "what it saves on a GPU is not known" in guide, "as long as both ways were not compiled"
+    assert f"On a GPU three seeds of ten small networks took {three:.1f} times the time of one." in guide
     dffke = json.loads((KEPT / "cifar10" / "dffke_rounds.json").read_text())["after"]["rounds_s"]
-    assert "small images {:.0f} to {:.0f} s a round instead of 30 (3ed12292)".format(*sorted(dffke)) in text
+    assert "small images takes {:.0f} to {:.0f} s a round instead of 30 (3ed12292)".format(*sorted(dffke)) in text
     gains = times("dfrd", "stacked", "server")
-    assert f"DFRD's server gains {gains} at equal precision instead of 4, in its first round." in text
+    assert f"DFRD's server gains {gains} in float32 instead of 4" in text
+
+
+def test_a_factor_of_serial_steps_is_told_from_two_machines() -> None:
+    """They wait for the processors, which differ more than the GPUs."""
+    table = script("speed_table")
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    now, then = (json.loads((KEPT / name).read_text()) for name in ("dfrd.json", "profile/dfrd_again.json"))
+    serial = sorted(of["serial_tf32"]["server_s"] for of in (then, now))
+    factors = sorted(table.times(of, "stacked_tf32", "server") for of in (then, now))
+    said = "DFRD's server took {:.1f} s in serial TF32 on one and {:.1f} on the next, half an hour later, and its".format(
+        *serial
+    )
+    assert f"{said} factor is {factors[0]:.1f} or {factors[1]:.1f} (`profile/dfrd_again.json`)" in text
+    assert factors[0] < 4 < factors[1], "the goal of 4 is met on one of them alone"
+
+
+def test_no_client_dropped_out_of_a_line() -> None:
+    """Who is absent leaves less work to the others, which would look like speed."""
+    lines = {path.stem: json.loads(path.read_text()) for path in KEPT.glob("*.json") if path.stem not in OTHERS}
+    told = {
+        (line, way): of["absent"]
+        for line, figures in lines.items()
+        for way, of in figures.items()
+        if isinstance(of, dict) and "rounds_s" in of and line != "seeds_together"
+    }
+    assert len(told) > 25
+    assert set(told.values()) == {0}
+    assert "In no line did a client drop out." in (RESULTS / "speed.md").read_text()
 
 
 def test_it_says_which_lines_have_a_first_round_alone() -> None:
@@ -66,34 +95,46 @@ def test_it_says_which_lines_have_a_first_round_alone() -> None:
         line: [of for of in figures.values() if isinstance(of, dict) and "rounds_s" in of]
         for line, figures in kept.items()
     }
-    alone = sorted(line for line, of in ways.items() if of and any(len(way["rounds_s"]) == 1 for way in of))
-    assert alone == ["dffke", "dfrd"]
-    assert "or of the only one (`dffke`, `dfrd`): the first has the recordings" in text
-    for line in alone:
-        steps = {name: of["step"] for name, of in kept[line].items() if isinstance(of, dict)}
-        assert steps == {"serial": "eager", "stacked": "recorded", "stacked_tf32": "recorded"}
-        (bullet,) = [part for part in text.split(" - ") if part.startswith(f"`{line}`: ")]
-        assert "Its first round alone, which has the recordings of the stacked ways, where the serial one" in bullet
-        words = [words for words, _, of, *_ in table.GOALS if of == line]
-        assert all(said.endswith(", first round, with its recordings") for said in words)
-    both = f"Of DFRD and DFFKE ({table.times(kept['dffke'], 'stacked', 'round'):.1f} times) the first round alone was"
+    alone = {
+        line: sorted(name for name, of in kept[line].items() if isinstance(of, dict) and len(of["rounds_s"]) == 1)
+        for line, of in ways.items()
+        if any(len(way["rounds_s"]) == 1 for way in of)
+    }
+    assert alone == {"dffke": ["serial", "stacked", "stacked_tf32"], "fedaf": ["serial", "stacked_tf32"]}
+    assert "or of the only one (`dffke`, and `fedaf` but for its compiled way): the first has the recordings" in text
+    bullets = {line: part for part in text.split(" - ") for line in alone if part.startswith(f"`{line}`: ")}
+    assert (
+        "Its first round alone, which has the recordings of the stacked ways, where the serial one" in bullets["dffke"]
+    )
+    assert "Its serial and its recorded way ran one round, their first; the recorded one has its" in bullets["fedaf"]
+    words = [words for words, _, of, *_ in table.GOALS if of in alone]
+    assert all(said.endswith(", first round, with its recordings") for said in words)
+    both = f"Of DFFKE ({table.times(kept['dffke'], 'stacked', 'round'):.1f} times) the first round alone was"
     assert f"{both} measured, which has the recordings of the stacked ways; serial ones have nothing" in text
 
 
 def test_it_says_in_which_precision_the_baseline_ran() -> None:
     """A sentence above the table names it for each line."""
     found = script("speed_table").baselines(KEPT)
-    (*most, last), both = ([f"`{line}`" for line in found[precision]] for precision in ("float32", "TF32"))
+    (*most, last), (*some, other) = ([f"`{line}`" for line in found[which]] for which in ("float32", "TF32"))
     before = (RESULTS / "speed.md").read_text().partition("| line | carried out |")[0]
     text = " ".join(before.split())
-    assert f"It ran in float32 in {', '.join(most)} and {last}, and in TF32 in {' and '.join(both)}." in text
-    assert found["TF32"] == ["fedavg", "fedzge_row"]
+    assert f"It ran in float32 in {', '.join(most)} and {last}, and in TF32 in {', '.join(some)} and {other}." in text
 
 
 def test_all_lines_are_of_one_commit() -> None:
-    commits = {json.loads(path.read_text())["commit"] for path in KEPT.glob("*.json") if path.stem not in OTHERS}
-    (commit,) = commits
-    assert f"are of one commit, {commit}, measured" in (RESULTS / "speed.md").read_text()
+    paths = [path for path in KEPT.glob("*.json") if path.stem not in OTHERS]
+    commits = {path.stem: json.loads(path.read_text())["commit"] for path in paths}
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    equality = commits.pop("equality")
+    (commit,) = set(commits.values())
+    assert f"All lines are of one commit, {commit}, measured" in text
+    assert f"The equality below is of {equality}: at {commit} its run broke off after ResNet-18," in text
+    again = json.loads((KEPT / "profile" / "equality_again.json").read_text())
+    assert again["commit"] == commit
+    assert again["resnet18_again_same_bits"]
+    assert again["resnet18_same_fields"]
+    assert set(again["resnet18_farthest_float64_by_round"].values()) == {0.0}
 
 
 def test_a_way_is_held_against_the_serial_one_of_its_precision() -> None:
@@ -155,11 +196,12 @@ def test_a_goal_in_seconds_is_met_by_one_way_that_is_fast_enough() -> None:
     kept = {path.stem: json.loads(path.read_text()) for path in KEPT.glob("*.json")}
     rows = dict(zip([words for words, *_ in table.SECONDS], table.goals(KEPT)[-len(table.SECONDS) :], strict=True))
     assert kept["seeds_together"]["one_seed"]["s"] < 2
-    assert "| 2 s | met: 1.5 s (`one_seed`) |" in rows["FedFree's Table 1 row on CIFAR-10, one seed, a round"]
-    spent = [kept["fedaf_cifar10"][f"stacked_{name}_compiled"]["run_s"] for name in ("tf32", "bf16")]
-    assert min(spent) > 240
-    told = "| 240 s | not met: {:.0f} s (`stacked_tf32_compiled`), {:.0f} s (`stacked_bf16_compiled`) |".format(*spent)
-    assert told in rows["FedAF on CIFAR-10, 20 rounds"]
+    took = kept["seeds_together"]["one_seed"]["s"]
+    row = rows["FedFree's Table 1 row on CIFAR-10, one seed, a round"]
+    assert f"| 2 s | met: {took:.1f} s (`one_seed`) |" in row
+    spent = kept["fedaf_cifar10"]["stacked_bf16_compiled"]["run_s"]
+    assert spent < 240
+    assert f"| 240 s | met: {spent:.0f} s (`stacked_bf16_compiled`) |" in rows["FedAF on CIFAR-10, 20 rounds"]
 
 
 def test_what_it_says_of_them_holds() -> None:
@@ -171,10 +213,10 @@ def test_what_it_says_of_them_holds() -> None:
         f"at capped 0.05 takes {fedaf['run_s']:.0f} s**, where four minutes were aimed at (`--only fedaf`, alone on the"
     )
     assert said in text
-    assert f"{min(later):.1f} to {max(later):.1f} s a round after a first of {first:.1f}, for which kernels" in text
+    assert f"{min(later):.1f} to {max(later):.1f} s a round after a first of {first:.1f}. With kernels" in text
     assert len(fedaf["rounds_s"]) == 20
-    assert f"found those that other runs of FedAF had left there, and took {first:.0f} s." in text
-    step = kept["dfrd"]["stacked_tf32"]["server_s"] / 400 * 1000  # 40 turns of 5 and 5 steps
+    assert f"so the first round of `fedaf`, {first:.0f} s, may have found some." in text
+    step = kept["dfrd"]["stacked_tf32"]["server_rounds_s"][0] / 400 * 1000  # 40 turns of 5 and 5 steps
     assert f"A step takes {step:.1f} ms in TF32" in text
     same = kept["equality"]
     assert all(same[f"{name}_recorded_same_bits"] for name in ("fedaf", "fedavg", "dfrd", "dffke"))
@@ -183,50 +225,81 @@ def test_what_it_says_of_them_holds() -> None:
         assert same[f"{name}_farthest_float64"] <= most
 
 
-def test_what_it_says_of_an_older_whole_run_of_fedaf_holds() -> None:
-    """Two commits differ in the first round and in the later ones, and so not by kernels that lie ready alone."""
-    now = json.loads((KEPT / "fedaf.json").read_text())
-    then = json.loads((KEPT / "profile" / "fedaf_whole.json").read_text())
-    new, old = now["stacked_tf32_compiled"], then["stacked_tf32_compiled"]
-    commits = now["commit"], then["commit"]
-    assert commits == ("0df160ff", "0026954")
+def test_what_it_says_of_older_whole_runs_of_fedaf_holds() -> None:
+    now, ready, then = (
+        json.loads((KEPT / name).read_text())
+        for name in ("fedaf.json", "profile/fedaf_ready.json", "profile/fedaf_whole.json")
+    )
+    new, warm, old = (of["stacked_tf32_compiled"] for of in (now, ready, then))
+    commits = [of["commit"] for of in (now, ready, then)]
     first = old["first_round_s"] - new["first_round_s"]
     later = old["run_s"] - new["run_s"] - first
-    assert later > first
-    more = (
-        f"it took {old['run_s']:.0f} s{{}}: {first:.0f} s more in the first round ({old['first_round_s']:.1f}{{}}) and "
-    )
-    more += f"{later:.0f} s more in the later ones, which took {old['round_s']:.1f} s each then and take "
-    more += f"{new['round_s']:.1f} now. So kernels are not the whole reason. A run without them was not measured at "
-    more += f"{commits[0]}."
     speed, fedaf = (" ".join((RESULTS / f"{page}.md").read_text().split()) for page in ("speed", "fedaf"))
-    assert f"At {commits[1]}, without them, {more.format(' (`profile/fedaf_whole.json`)', '')}" in speed
-    against = f" against {new['first_round_s']:.1f}"
-    assert f"At {commits[1]}, without them, {more.format('', against)}" in fedaf
-    assert f"20 rounds, takes {new['run_s']:.0f} s on an H200 in TF32 with compiled steps" in fedaf
-    said = f"At {commits[1]}, an older commit, it took {old['first_round_s']:.0f} without them; without them it was not"
-    assert f"{said} measured at {commits[0]}." in speed
-    cost = (
-        f"a seed of FedAF took {old['run_s']:.0f} s on a GPU of its own ({commits[1]}), and {new['run_s']:.0f} s at a "
+    said = f"left ready it took {warm['run_s']:.0f} s at {commits[1]}, {warm['first_round_s']:.1f} of them in the first"
+    assert (
+        f"{said} round (`profile/fedaf_ready.json`). At {commits[2]}, without any, it took {old['run_s']:.0f} s"
+        in speed
     )
-    assert f"{cost}later commit, with kernels ready (speed.md)" in (RESULTS / "README.md").read_text()
+    slow = f"which took {old['round_s']:.1f} s each then and take {new['round_s']:.1f} now."
+    more = f"{first:.0f} s more in the first round ({old['first_round_s']:.1f}{{}}) and {later:.0f} s more in the later"
+    assert f"(`profile/fedaf_whole.json`): {more.format('')} ones, {slow}" in speed
+    against = more.format(f" against {new['first_round_s']:.1f}")
+    assert f"At {commits[2]}, without them, it took {old['run_s']:.0f} s: {against} ones, {slow}" in fedaf
+    assert f"20 rounds, takes {new['run_s']:.0f} s on an H200 in TF32 with compiled steps" in fedaf
+    assert f"at {commits[0]}), and took {warm['run_s']:.0f} s at {commits[1]} with kernels that lay ready" in fedaf
+    cost = (
+        f"a seed of FedAF took {old['run_s']:.0f} s on a GPU of its own ({commits[2]}), and {new['run_s']:.0f} s at a"
+    )
+    assert f"{cost} later commit (speed.md)" in (RESULTS / "README.md").read_text()
 
 
 def test_what_it_says_of_fedaf_on_cifar10_holds() -> None:
     text = " ".join((RESULTS / "speed.md").read_text().split())
     kept = json.loads((KEPT / "fedaf_cifar10.json").read_text())
-    tf32, bf16 = (kept[f"stacked_{name}_compiled"] for name in ("tf32", "bf16"))
-    assert f"takes {tf32['run_s']:.0f} s in TF32 and {bf16['run_s']:.0f} s in bf16**" in text
-    begun, later = ([of["rounds_s"][:3] for of in (tf32, bf16)], [of["rounds_s"][3:] for of in (tf32, bf16)])
-    assert {len(of) for of in later} == {17}
-    ranges = [f"{min(of):.1f} to {max(of):.1f} s" for of in later]
-    assert "the first three rounds take {:.0f}, {:.0f} and {:.0f} s, and each later".format(*begun[0]) in text
-    assert f"one {ranges[0]}; in bf16" in text
-    assert "in bf16 {:.0f}, {:.0f} and {:.0f} s, and ".format(*begun[1]) + ranges[1] in text
-    whole = [sum(of) / len(of) * 20 for of in later]
-    assert "later rounds would take {:.0f} and {:.0f} s, so that in bf16".format(*whole) in text
-    assert whole[1] < 240 < whole[0]
-    assert f"the first round in TF32 takes {begun[0][0]:.0f} s instead of 112;" in text
+    bf16 = kept["stacked_bf16_compiled"]
+    first, *later = bf16["rounds_s"]
+    assert len(later) == 19
+    said = f"takes {bf16['run_s']:.0f} s in bf16** (preset `cifar10` with `sigma_x = 0.402`, alpha = 0.02, 20 rounds"
+    assert said in text
+    assert "`sigma_x = 0.402`" in text
+    assert kept["line"].startswith("FedAF's preset on CIFAR-10, 10 clients, capped 0.02, with image steps in the unit")
+    parts = [f"{bf16[f'{party}_s']:.1f}" for party in ("clients", "server")]
+    told = (
+        f"{first:.0f} s for the first round, which compiles, and {min(later):.1f} to {max(later):.1f} s for each later"
+    )
+    assert f"{told} one, {parts[0]} of them the clients' and {parts[1]} the server's." in text
+    page = " ".join((RESULTS / "fedaf.md").read_text().split())
+    assert f"20 rounds, takes {bf16['run_s']:.0f} s in bf16 with `sigma_x = 0.402`" in page
+
+
+def test_what_it_says_of_clients_that_dropped_out_of_fedaf_holds() -> None:
+    """The server's batches tell how many images there were, and each number of images has a loss compiled."""
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    seen = json.loads((KEPT / "profile" / "fedaf_cifar10_absent.json").read_text())
+    losses = {
+        t: [of["rows"] for of in seen["compiled"] if of["what"] == "loss" and of["round"] == t] for t in (1, 2, 3)
+    }
+    counts = {str(t): 256 * (seen["images"][str(t)] // 256) + rows[1] for t, rows in losses.items()}
+    assert {rows[0] for rows in losses.values()} == {256}
+    assert counts == seen["images"]
+    assert all(count % 50 == 0 for count in counts.values()), "50 images of a class"
+    one, two, three = counts.values()
+    assert f"Of the {one} condensed images of the first round {two} came in the second and {three} in the third" in text
+    assert not [of for of in seen["compiled"] if of["round"] > 3]
+    slow = "so these two rounds took {1:.0f} and {2:.0f} s, and the next ones {3:.1f} and {4:.1f}."
+    assert slow.format(*seen["rounds_s"]) in text
+    before = json.loads((KEPT / "profile" / "fedaf_cifar10_preset.json").read_text())
+    tf32, bf16 = (before[f"stacked_{name}_compiled"] for name in ("tf32", "bf16"))
+    assert f"At {before['commit']}, where this page had the preset as it stands, the whole run took" in text
+    assert f"{tf32['run_s']:.0f} s in TF32 and {bf16['run_s']:.0f} in bf16" in text
+    longer = [took - of["round_s"] for of in (tf32, bf16) for took in of["rounds_s"][1:3]]
+    assert 4.5 < min(longer) < 7.2 < max(longer) < 10
+    assert "with rounds two and three 5 to 10 s longer than later ones" in text
+    later = bf16["rounds_s"][3:]
+    assert f"a later round took {min(later):.1f} to {max(later):.1f} s in bf16 then" in text
+    assert f"the first round in TF32 took {tf32['first_round_s']:.0f} s at {before['commit']} instead of 112" in text
+    readme = (RESULTS / "README.md").read_text()
+    assert "with the preset's unit a client's condensed images are not finite in round 2" in readme
 
 
 def test_what_it_says_of_resnets_holds() -> None:
@@ -280,6 +353,20 @@ def test_what_it_says_of_compiled_resnets_and_their_kernels_holds() -> None:
     parts = f"batch norms have {of('batch_norm'):.1f}, the longest convolutions {of('xmma', 'cutlass'):.1f}, filling"
     assert f"of {total:.1f} ms that the kernels of such a step take" in text
     assert f"{parts} {of('Fill'):.1f}. On ten streams they take {bf16[best]:.1f} ms" in text
+
+
+def test_what_it_says_of_compiled_steps_without_filling_holds() -> None:
+    text = " ".join((RESULTS / "speed.md").read_text().split())
+    seen = json.loads((KEPT / "profile" / "resnet_compiled.json").read_text())
+    plain, compiled = seen["plain"], seen["compiled"]
+    said = f"takes {compiled['ten_ms']:.1f} ms in bf16 compiled, and {plain['ten_ms']:.1f} as it is ({seen['commit']};"
+    assert f"Without it a step in batches of 100 {said}" in text
+    sums = [of["one_model_s_kernels_ms"] for of in (compiled, plain)]
+    assert "{:.1f} and {:.1f} ms of kernels for one model after the other".format(*sums) in text
+    norms = sum(ms for name, ms, _ in plain["longest"] if "batch_norm" in name)
+    assert f"Batch norms are {norms:.1f} ms of the {sums[1]:.1f}." in text
+    assert f"compiling is worth a sixth, for {compiled['measuring_s']:.0f} s of compiling" in text
+    assert 1 / 7 < 1 - compiled["ten_ms"] / plain["ten_ms"] < 1 / 5
 
 
 def test_what_it_says_of_the_gate_of_ten_resnets_holds() -> None:
@@ -354,9 +441,8 @@ def test_what_it_says_of_seeds_and_of_third_rounds_holds() -> None:
         f"One seed takes {one['s']:.1f} s a round, three together {three['s']:.1f} s: {three['of_one']:.1f} times one"
     )
     assert told in text
-    assert (one["step"], three["step"]) == ("compiled", "recorded"), "else the page's conclusion is another"
-    assert three["first_s"] - three["s"] < 1, "hardly longer for the recording, and for no compiling"
-    assert one["first_s"] - one["s"] > 10, "for compiling"
+    assert f"where 1.5 was aimed at, and {three['times']:.1f} times as fast as one after another" in text
+    assert (one["step"], three["step"]) == ("compiled", "compiled"), "else the page's conclusion is another"
     moved = 6 * 4 * sum(p.numel() for p in build("fedfree_cnn", shape=(3, 32, 32), classes=10).parameters())
     least = [count * 2500 * moved / 4.8e12 for count in (10, 30)]
     assert f"so that 2,500 steps of ten take {least[0]:.1f} s at the least" in text
@@ -365,8 +451,8 @@ def test_what_it_says_of_seeds_and_of_third_rounds_holds() -> None:
     second, third = fedavg["stacked_tf32_compiled"]["rounds_s"][1:]
     assert f"takes {second:.2f} s in its second round and {third:.2f} in its third" in text
     serial = [fedavg[way]["round_s"] for way in ("serial_tf32", "serial")]
-    assert serial[0] > serial[1]
-    assert "no less than in float32 ({:.2f} and {:.2f} s a round)".format(*serial) in text
+    assert 0.9 < serial[0] / serial[1] < 1
+    assert "hardly less than in float32 ({:.2f} and {:.2f} s a round)".format(*serial) in text
     alone = json.loads((KEPT / "fedfree_cnn.json").read_text())["serial"]["round_s"]
     assert f"takes {one['s']:.1f} s with them. Not all of that need be theirs:" in text
     assert f"took 4.1 s then and takes {alone:.1f} now" in text
