@@ -15,7 +15,8 @@ import torch
 from fedaudit.errors import DeviceError, RunError
 from fedaudit.setting import Setting
 
-Trouble = Literal["memory", "compiler", "device"]
+Crowding = Literal["memory", "device"]  # what others on the machine may be the reason of
+Trouble = Literal[Crowding, "compiler"]
 _MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 _DEVICE = ("CUDA error", "CUDA driver error", "CUDNN_STATUS", "cuDNN error", "CUBLAS_STATUS", "CUSOLVER_STATUS")
 _COMPILERS = ("torch._dynamo", "torch._inductor", "triton")
@@ -48,14 +49,19 @@ def device_error(e: BaseException, who: str) -> DeviceError | None:
     return None if trouble is None else DeviceError(trouble, who, first_line(e))
 
 
-def ran_out_of_memory(e: BaseException) -> bool:
-    """Return whether an error, or one that it was raised from, is about memory."""
+def crowding(e: BaseException) -> Crowding | None:
+    """Return what an error, or one that it was raised from, lacked of what processes share; None if it lacked nothing.
+
+    Memory may be short because of others. And under NVIDIA's Multi-Process Service a process that is killed takes the
+    device from those beside it: their next call ends in an error of the device.
+    """
     causes: list[BaseException] = []
     cause: BaseException | None = e
     while cause is not None and cause not in causes:
         causes.append(cause)
         cause = cause.__cause__
-    return any((c.trouble if isinstance(c, DeviceError) else trouble_of(c)) == "memory" for c in causes)
+    troubles = [c.trouble if isinstance(c, DeviceError) else trouble_of(c) for c in causes]
+    return "memory" if "memory" in troubles else "device" if "device" in troubles else None
 
 
 def first_line(e: BaseException) -> str:

@@ -25,7 +25,7 @@ from fedaudit.runtime.code_digest import (
     not_compared,
     source_of,
 )
-from fedaudit.runtime.device_errors import ran_out_of_memory
+from fedaudit.runtime.device_errors import Crowding, crowding
 from fedaudit.runtime.engines import Engine
 from fedaudit.runtime.run_record import REFUSED, RunRecord, read_record, versions
 from fedaudit.runtime.runner import run
@@ -54,7 +54,7 @@ class Cell:
     again: str | None = None  # why the results of an earlier audit do not count
     not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
-    memory: bool = False  # it failed because memory ran out
+    crowded: Crowding | None = None  # what it lacked when it failed, for which cells beside it may be the reason
 
     @property
     def error(self) -> str | None:
@@ -159,6 +159,7 @@ def carry_out(
     """
     try:
         record = look(cell)
+        cell.crowded = None
         if cell.status != "to do":
             return
         if failed is not None:
@@ -172,7 +173,7 @@ def carry_out(
         cell.status, cell.reason = "refused", str(e)
         read_record(cell.folder).refuse(cell.folder, str(e))  # the run wrote a first record before it was refused
     except Exception as e:  # noqa: BLE001 (a bug in a user's method must not stop the other cells; it is listed)
-        cell.status, cell.reason, cell.memory = "failed", _text(e), ran_out_of_memory(e)
+        cell.status, cell.reason, cell.crowded = "failed", _text(e), crowding(e)
 
 
 def carry_out_together(cells: Sequence[Cell], watches: Sequence[Watch]) -> Iterator[Cell]:
@@ -220,11 +221,13 @@ def _attack(cell: Cell, watch: Watch | None) -> list[str]:
                 watch(cell.setting.rounds, cell.setting.rounds, f"{ATTACK} {name} by {threat}")
 
         def failed(name: str, e: Exception, threat: str = threat) -> None:
+            cell.crowded = cell.crowded or crowding(e)
             errors.append(f"attack {name} by {threat}: {_text(e)}")
 
         try:
             attack_run(cell.folder, attacks=specs, threat=threat, watch=tell, failed=failed)
         except Exception as e:  # noqa: BLE001 (as above: a user's attack, or its setting)
+            cell.crowded = cell.crowded or crowding(e)
             errors.append(f"attacks by {threat}: {_text(e)}")
     return errors
 

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from fedaudit.errors import FedauditError, RunError, SettingError
 from fedaudit.progress import TimedWatch
 from fedaudit.runtime.checkpoint import write_atomic
+from fedaudit.runtime.device_errors import Crowding
 from fedaudit.runtime.engines import Engine, make_engine
 from fedaudit.runtime.folder import STALE, folder_name, locked
 from fedaudit.runtime.run_record import RunRecord, read_record
@@ -199,9 +200,10 @@ class _Progress:
     def begin(self, cell: Cell) -> None:
         self.left.begun(str(cell.folder), time.monotonic())
 
-    def put_back(self, cell: Cell) -> None:
+    def put_back(self, cell: Cell, crowded: Crowding) -> None:
         self.left.put_back(str(cell.folder))
-        self.tell(f"{cell.setting.method}: out of memory beside other cells, goes on when fewer are at work")
+        lacked = {"memory": "out of memory", "device": "the device failed"}[crowded]
+        self.tell(f"{cell.setting.method}: {lacked} beside other cells, goes on when fewer are at work")
 
     def step(self, cell: Cell, t: float, rounds: float, what: str) -> None:
         key, stage = str(cell.folder), stage_of(what)
@@ -273,7 +275,7 @@ class _Worker:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close())
         self.cells: list[Cell] = []
         self.answered: set[int] = set()  # which of them have ended, by their places in that list
-        self.again: list[Cell] = []  # those that had too little memory beside others
+        self.again: list[Cell] = []  # those that lacked memory, or the device, beside others
         self.start(forker)
         self._text = b""
 
@@ -388,7 +390,7 @@ def _rows(cells: list[Cell]) -> list[list[Cell]]:
 
 
 def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_together: bool = False) -> None:
-    """Carry out so many cells at a time. One that runs out of memory beside others goes on later, beside fewer."""
+    """Carry out so many cells at a time. One that lacks memory, or the device, beside others goes on beside fewer."""
     waiting = _Queue(todo)
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
@@ -457,9 +459,9 @@ def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress, beside: i
     elif "status" in reply:
         cell = worker.cells[reply["cell"]]
         worker.answered.add(reply["cell"])
-        if reply["memory"] and beside:
+        if reply["crowded"] and beside:
             worker.again.append(cell)
-            progress.put_back(cell)
+            progress.put_back(cell, reply["crowded"])
         else:
             cell.status, cell.reason = reply["status"], reply["reason"]
     else:

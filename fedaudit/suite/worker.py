@@ -163,7 +163,7 @@ def _work(request: dict[str, Any], requests: int, replies: int) -> None:
 
 
 def _end(i: int, cell: Cell) -> dict[str, Any]:
-    return {"cell": i, "status": cell.status, "reason": cell.reason, "memory": cell.memory}
+    return {"cell": i, "status": cell.status, "reason": cell.reason, "crowded": cell.crowded}
 
 
 def _cell(request: dict[str, Any]) -> Cell:

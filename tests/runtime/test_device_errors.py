@@ -12,7 +12,7 @@ import torch
 import fedaudit.runtime.lockstep
 from fedaudit import run
 from fedaudit.errors import DeviceError, RunError
-from fedaudit.runtime.device_errors import explained, ran_out_of_memory, trouble_of
+from fedaudit.runtime.device_errors import crowding, explained, trouble_of
 from fedaudit.runtime.isolated_worker import error_as_text, error_of
 from fedaudit.setting import Setting
 from fedaudit.training import cuda_graphs
@@ -81,18 +81,22 @@ def test_a_clients_own_error_leaves_it_out(tmp_path: Path) -> None:
     assert [[a.client for a in r.absent] for r in record.rounds] == [[], [1], []]
 
 
-def test_memory_is_recognised_behind_the_error_that_explains_it(tmp_path: Path) -> None:
+def test_what_was_lacking_is_recognised_behind_the_error_that_explains_it(tmp_path: Path) -> None:
     """By the error itself, and by whatever it was raised from."""
     setting = Setting.make(method="fedavg")
-    for trouble, short in (("memory", True), ("device", False)):
+    for trouble, lacked in (("memory", "memory"), ("device", "device"), ("compiler", None)):
         explaining = explained(DeviceError(trouble, "server", "said"), 1, tmp_path, setting)
-        assert not ran_out_of_memory(explaining)
+        assert crowding(explaining) is None
         explaining.__cause__ = DeviceError(trouble, "server", "said")
-        assert ran_out_of_memory(explaining) is short
-    assert ran_out_of_memory(torch.OutOfMemoryError("CUDA out of memory"))
+        assert crowding(explaining) == lacked
+    assert crowding(torch.OutOfMemoryError("CUDA out of memory")) == "memory"
+    assert crowding(RuntimeError("CUDA error: unspecified launch failure")) == "device"
+    both = RuntimeError("CUDA error: unspecified launch failure")
+    both.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert crowding(both) == "memory", "fewer beside it are the remedy"
     circle = ValueError("of itself")
     circle.__cause__ = circle
-    assert not ran_out_of_memory(circle)
+    assert crowding(circle) is None
 
 
 def test_before_the_first_round_nothing_is_said_to_be_kept() -> None:

@@ -65,8 +65,10 @@ def test_a_factor_of_serial_steps_is_told_from_two_machines() -> None:
     now, then = (json.loads((KEPT / name).read_text()) for name in ("dfrd.json", "profile/dfrd_again.json"))
     serial = sorted(of["serial_tf32"]["server_s"] for of in (then, now))
     factors = sorted(table.times(of, "stacked_tf32", "server") for of in (then, now))
-    said = "DFRD's server took {:.1f} s in serial TF32 on one and {:.1f} on the next, half an hour later, and its".format(
-        *serial
+    said = (
+        "DFRD's server took {:.1f} s in serial TF32 on one and {:.1f} on the next, half an hour later, and its".format(
+            *serial
+        )
     )
     assert f"{said} factor is {factors[0]:.1f} or {factors[1]:.1f} (`profile/dfrd_again.json`)" in text
     assert factors[0] < 4 < factors[1], "the goal of 4 is met on one of them alone"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 from suite_tools import comparable
 
 from fedaudit import read_record, run
@@ -142,18 +143,20 @@ def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_a
     assert comparable(one.folder, timings=True) | {"attacks": []} == before[0] | {"attacks": []}
 
 
-@pytest.mark.parametrize(("times", "status"), [(1, "done"), (9, "failed")])
-def test_a_cell_without_memory_beside_others_goes_on_beside_fewer(quick, tmp_path, times, status):
-    """It fails if memory runs out also where nobody else is at work. What it had done is kept."""
+@pytest.mark.parametrize(("times", "status", "lost"), [(1, "done", False), (9, "failed", False), (1, "done", True)])
+def test_a_cell_without_memory_beside_others_goes_on_beside_fewer(quick, tmp_path, times, status, lost):
+    """It fails if memory runs out also where nobody else is at work. What it had done is kept. So it is with a device
+    that failed: a process that was killed beside it may have taken it along."""
     left = tmp_path / "left"
     left.write_text(str(times))
-    hungry = {"method": "outside:Hungry", "set": {"left": str(left)}}
+    hungry = {"method": "outside:Hungry", "set": {"left": str(left), "device": lost}}
     others = [{"method": "fedavg"}, {"method": "fedavg", "seed": 1}]
     suite = Suite(base={**SMALL, "rounds": 3}, attacks=["loss"], methods=[hungry, *others])
     said = []
     found = audit(suite, tmp_path / "out", watch=lambda *told: said.append(told[2]), jobs=2)
     assert [cell.status for cell in found] == [status, "done", "done"]
-    assert any("out of memory beside other cells, goes on when fewer are at work" in text for text in said)
+    lacked = "the device failed" if lost else "out of memory"
+    assert any(f"{lacked} beside other cells, goes on when fewer are at work" in text for text in said)
     assert int(left.read_text()) == max(0, times - 2), "once beside the other, once alone"
     record = read_record(found[0].folder)
     if status == "done":
@@ -192,6 +195,28 @@ def test_one_failing_attack_fails_its_cell_and_stops_no_other_attack(tmp_path):
     assert cell.status == "failed"
     assert cell.reason.startswith("attack suite_tools:BrokenAttack by server: ZeroDivisionError")
     assert "loss" in [a.attack for a in read_record(cell.folder).attacks]
+
+
+@pytest.mark.parametrize("where", ["an attack", "all of them"])
+@pytest.mark.parametrize("lacked", ["memory", "device", None])
+def test_an_attack_that_lacks_memory_or_the_device_says_so(tmp_path, monkeypatch, lacked, where):
+    """So that its cell goes on beside fewer; what a later try does not lack any more is not told."""
+    errors = {"memory": torch.OutOfMemoryError("CUDA out of memory"), "device": RuntimeError("CUDA error: unspecified")}
+    error = errors.get(lacked, ValueError("its own"))
+
+    def fails(folder, *, attacks, threat, watch, failed):
+        if where == "all of them":
+            raise error
+        failed("loss", error)
+
+    cell = Cell(tmp_path / "a", Setting.make(**SMALL), ["loss"], ["server"])
+    with monkeypatch.context() as patched:
+        patched.setattr("fedaudit.suite.cell.attack_run", fails)
+        carry_out(cell)
+    assert (cell.status, cell.crowded) == ("failed", lacked)
+    cell.status = "to do"
+    carry_out(cell)
+    assert (cell.status, cell.crowded) == ("done", None)
 
 
 def test_attacks_of_a_cell_share_its_blind_baselines(tmp_path, monkeypatch):
@@ -960,7 +985,7 @@ def test_what_a_worker_says_is_heeded():
     cells = [bare(name, seed=i) for i, name in enumerate("abc")]
     worker = SimpleNamespace(cells=cells, answered=set(), last_words=lambda: " Its last words.")
     auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress, 1)
-    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why", "memory": False}, progress, 1)
+    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why", "crowded": None}, progress, 1)
     assert told == [(cells[1], 2.0, 5.0, "round 2")]
     assert (cells[2].status, cells[2].reason, worker.answered) == ("refused", "why", {2})
     auditing._heed(worker, {"over": -9}, progress, 1)
@@ -1102,7 +1127,7 @@ def acting(monkeypatch):
     return SimpleNamespace(progress=progress, begun=begun, told=told)
 
 
-OVER = [{"cell": 0, "status": "done", "reason": None, "memory": False}, {"over": 0}]
+OVER = [{"cell": 0, "status": "done", "reason": None, "crowded": None}, {"over": 0}]
 
 
 def test_workers_take_cells_until_there_are_none(acting):
@@ -1124,7 +1149,7 @@ def test_workers_take_cells_until_there_are_none(acting):
 def test_workers_take_rows_and_load_what_privacy_needs(acting):
     cells = [bare(f"{r}{s}", seed=s, rounds=r, privacy={"weights": {"epsilon": 1.0}} if r == 2 else {})
              for r in (1, 2) for s in (0, 1)]  # fmt: skip
-    both = [{"cell": 1, "status": "done", "reason": None, "memory": False}, *OVER]
+    both = [{"cell": 1, "status": "done", "reason": None, "crowded": None}, *OVER]
     Acting.script = {0: [both, both]}
     auditing._beside(list(cells), acting.progress, 1, 0, seeds_together=True)
     (worker,) = Acting.made

@@ -232,11 +232,17 @@ def test_one_cell_is_carried_out_alone_and_several_as_one_stack(count, monkeypat
 
     monkeypatch.setattr("fedaudit.suite.cell.carry_out", carry_out)
     monkeypatch.setattr("fedaudit.suite.cell.carry_out_together", carry_out_together)
-    monkeypatch.setattr(worker, "_cell", lambda of: SimpleNamespace(status=f"done {of}", reason="", memory=of == 1))
+    monkeypatch.setattr(
+        worker,
+        "_cell",
+        lambda of: SimpleNamespace(status=f"done {of}", reason="", crowded="memory" if of == 1 else None),
+    )
     monkeypatch.setattr(worker, "_stop_with", lambda requests: None)
     monkeypatch.setattr(worker, "_say", lambda replies, message: told.append(message))
     worker._work({"cells": list(range(count))}, 0, 1)
-    ends = [{"cell": i, "status": f"done {i}", "reason": "", "memory": i == 1} for i in range(count)]
+    ends = [
+        {"cell": i, "status": f"done {i}", "reason": "", "crowded": "memory" if i == 1 else None} for i in range(count)
+    ]
     assert (len(alone), [len(cells) for cells in stacks]) == ((1, []) if count == 1 else (0, [2]))
     if count == 1:
         steps = [(1.0, 2.0, "a"), (2.0, 3.0, "a")]

@@ -279,13 +279,16 @@ class Broken(Averages):
 
 
 class Hungry(Averages):
-    """Runs out of memory in round 2, as often as its file says."""
+    """Runs out of memory, or loses the device, in round 2, as often as its file says."""
 
     left: str = ""
+    device: bool = False
 
     def round(self, s, server, cohort):
         if server.t == 2 and (n := int(Path(self.left).read_text())):
             Path(self.left).write_text(str(n - 1))
+            if self.device:
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
         return super().round(s, server, cohort)
 
