@@ -144,6 +144,8 @@ def _line(i: int, row: SummaryRow, rows: Sequence[SummaryRow], marked: dict[str,
         pills.append("setting applied to nothing")
     if any(note.startswith("Unfinished") for note in row.notes):
         pills.append("unfinished")
+    if row.failed:
+        pills.append("clients failed")
     extra = ", ".join(f"{key}={value}" for key, value in row.group.differs.items())
     return {
         "index": i,

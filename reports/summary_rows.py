@@ -22,6 +22,7 @@ from fedaudit.runtime.run_record import RunRecord
 
 UNTRAINED = "Under-trained: accuracy is not clearly above"
 DOUBTED = "Do not rely on these figures."
+FAILED = "Clients failed."
 STILL_RISING = 0.02  # accuracy gained in the last evaluated round, above which a run is under-trained
 
 
@@ -49,6 +50,11 @@ class SummaryRow:
     def doubts(self) -> list[str]:
         """Return why the row cannot be relied on, each with its seed; empty if nothing speaks against it."""
         return [f"seed {run.seed}: {why}" for run in self.group.runs for why in run.doubts]
+
+    @property
+    def failed(self) -> bool:
+        """Say if answers of clients are missing because the clients failed: others' answers alone made the figures."""
+        return any(run.record.failures for run in self.group.runs)
 
     @property
     def idle(self) -> list[str]:
@@ -182,6 +188,7 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
     if group.passed_over:
         names = ", ".join(f"{run.folder.name} (seed {run.seed})" for run in group.passed_over)
         notes.append(f"Run more than once, with different results: the last to finish is shown, not {names}.")
+    notes += [f"{FAILED} Seed {run.seed}: {said}" for run in group.runs if (said := run.record.failures)]
     notes += undertrained(group, cells["accuracy"])
     idle = sorted(guarantee.idle_kinds(group.records))
     if idle:

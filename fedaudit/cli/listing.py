@@ -154,9 +154,11 @@ def summary(record: RunRecord) -> list[str]:
     setting = record.setting
     absent = sum(len(row.absent) for row in record.rounds)
     missing = f", {absent} answer{'s' * (absent != 1)} missing: clients failed or dropped out" if absent else ""
+    failed = [f"  {record.failures}"] if record.failures else []
     lines = [
         f"{setting.method} on {setting.dataset}: {setting.clients} clients, {setting.partition}, "
-        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status}{missing})"
+        f"{len(record.rounds)} of {setting.rounds} rounds, seed {setting.seed} ({record.status}{missing})",
+        *failed,
     ]
     last, chosen = record.result.last, record.result.chosen
     same = last is not None and chosen is not None and last.round == chosen.round

@@ -49,10 +49,19 @@ class FieldTraffic(StoredModel):
     wire: int = 0  # bytes that were really sent
 
 
+LONG = 240  # letters of an error's text that a sentence about it shows
+DROPPED_OUT = "dropped out"  # begins the reason of an absence that the setting has, and no error
+
+
 class Absence(StoredModel):
     client: int
     ask: int
     reason: str
+
+    @property
+    def failed(self) -> bool:
+        """Return whether an error of the client is the reason, and not a drop-out that the setting has."""
+        return not self.reason.startswith(DROPPED_OUT)
 
 
 class SumRecord(StoredModel):
@@ -377,6 +386,18 @@ class RunRecord(Sparse):
         if not self.setting.privacy:
             return None
         return self.status != "refused" and set(self.idle_policies) != set(self.setting.privacy)
+
+    @property
+    def failures(self) -> str:
+        """Say how many answers are missing because clients failed, and why the first of them is; empty if none is."""
+        missing = [(row.round, absence) for row in self.rounds for absence in row.absent if absence.failed]
+        if not missing:
+            return ""
+        count, rounds = len(missing), len({t for t, _ in missing})
+        t, first = missing[0]
+        why = first.reason if len(first.reason) <= LONG else f"{first.reason[: LONG - 3].rstrip()}..."
+        answers = f"{count} answer{' is' if count == 1 else 's are'} missing, in {rounds} of {len(self.rounds)} rounds"
+        return f"{answers}, because clients failed. The first: client {first.client} in round {t}: {why}"
 
     def refuse(self, folder: Path, reason: str) -> None:
         """Record that the privacy setting does not apply to the method, and why. That is a result, not a failure."""

@@ -44,7 +44,7 @@ from fedaudit.privacy.updates import FINE, Guarantee
 from fedaudit.runtime.asking import Asker, RoundSoFar, drops_out
 from fedaudit.runtime.method import function_path
 from fedaudit.runtime.party import Cohort
-from fedaudit.runtime.run_record import Absence, RoundRecord, SumRecord
+from fedaudit.runtime.run_record import DROPPED_OUT, Absence, RoundRecord, SumRecord
 from fedaudit.runtime.run_state import RunState
 from fedaudit.runtime.task import promised
 from fedaudit.setting import Setting
@@ -367,7 +367,7 @@ class Summing:
         if not drops_out(self.run.setting, k, self.so_far.t, number, phase):
             return True
         self.so_far.wire.left(k, number, phase, f"dropped out ({phase})")
-        self.so_far.absent.append(Absence(client=k, ask=number, reason=f"dropped out ({phase})"))
+        self.so_far.absent.append(Absence(client=k, ask=number, reason=f"{DROPPED_OUT} ({phase})"))
         if k in cohort.ids:
             cohort.ids.remove(k)
         return False

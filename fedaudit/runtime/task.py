@@ -31,6 +31,7 @@ from fedaudit.runtime.lockstep import Left, here
 from fedaudit.runtime.meter import Meter, Span, peak_rss
 from fedaudit.runtime.method import find_function
 from fedaudit.runtime.party import Client
+from fedaudit.runtime.run_record import DROPPED_OUT
 from fedaudit.runtime.site import Site, Swap
 from fedaudit.runtime.world import World, chosen_engine, world_of
 from fedaudit.training.allocator import keep_freed
@@ -118,7 +119,7 @@ def run_task(task: Task, gate: Outputs | None = None) -> Done:
     `gate` is given for a twin: it hands over what the client's mechanisms let out.
     """
     if task.drop:
-        return Done(task.k, error="dropped out")
+        return Done(task.k, error=DROPPED_OUT)
     gate = gate or (Recorder if task.followed else Outputs)(NoiseKey(task.noise))
     with gated(gate):
         return _gated_task(task, gate)
