@@ -114,3 +114,24 @@ def test_resnet_18_of_fedaf_has_the_reading_of_its_table_1():
 
     assert readings("fedaf_resnet.toml") == readings("fedaf_table1_cifar10.toml")
     assert readings("fedaf_resnet.toml")["fedaf"][1]["sigma_x"] == 0.402
+
+
+# Methods whose messages depend on the records: on which classes a client holds, or on how near its layers are.
+BY_RECORDS = {"dffke", "fedaf", "feddm", "fedproto", "feddistill", "fedgh", "fedtgp", "fedfree"}
+
+
+def test_seeds_of_one_setting_sent_as_much_in_a_round() -> None:
+    """Whole models are as large in each round: a run that was cut off, or whose clients failed, would show here."""
+    found: dict[str, set[tuple[float, ...]]] = {}
+    for path in STUDIES.glob("*/records/**/*.json"):
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict) or not record.get("rounds_done") or "up_bytes" not in record:
+            continue
+        setting = {name: value for name, value in record["setting"].items() if name != "seed"}
+        if setting["method"] in BY_RECORDS or setting["dropout"]:
+            continue
+        key = f"{path.parent.name}: {json.dumps(setting, sort_keys=True)}"
+        both = (record[f"{way}_bytes"] / record["rounds_done"] for way in ("up", "down"))
+        found.setdefault(key, set()).add(tuple(both))
+    assert sum(len(of) == 1 for of in found.values()) > 60
+    assert {key[:300]: of for key, of in found.items() if len(of) > 1} == {}
