@@ -19,6 +19,7 @@ import reported
 from pages import RESULTS, STUDIES, of_study, script
 
 from fedaudit.runtime.attack_result import MembershipResult, NotRun, ReconstructionResult
+from fedaudit.runtime.run_record import Absence
 from fedaudit.stats import Estimate
 from fedaudit.suite import published
 from fedaudit.suite.paper_settings import stated
@@ -907,6 +908,22 @@ def test_a_kept_record_has_each_score_under_its_own_name():
         name: told["points"]["classifier"][name]["mean"] for name in sets
     }
     assert not found
+
+
+def test_a_kept_record_says_that_clients_failed():
+    record, keep = reported._record("fedavg", 0, 0.8), script("keep_records")
+    assert "failures" not in keep.compact(record, "hash", "note")
+    record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
+    assert keep.compact(record, "hash", "note")["failures"] == record.failures != ""
+
+
+def test_no_row_of_the_table_has_runs_whose_clients_failed():
+    """Such a row would have to say so among its differences from the paper."""
+    cells = tomllib.loads(of_study("published.toml").read_text())["cell"]
+    named = {name for cell in cells for name in cell.get("records", [])}
+    kept = [path for path in STUDIES.glob("*/records/**/*.json") if f"{path.parent.name}/{path.stem}" in named]
+    assert len(kept) > 100
+    assert [path.stem for path in kept if "failures" in json.loads(path.read_text())] == []
 
 
 def test_a_kept_record_has_what_attacks_found_and_the_largest_epsilon():

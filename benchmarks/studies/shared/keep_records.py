@@ -110,6 +110,7 @@ def compact(record: RunRecord, commit: str, note: str) -> dict[str, Any]:
         "hyper_parameters": method.model_dump(mode="json"),
         "rounds_done": len(record.rounds),
         "rounds": rounds,
+        **({"failures": record.failures} if record.failures else {}),
         **({"cosines": found} if (found := cosines(record)) else {}),
         **({"attacks": shown} if (shown := attacked(record)) else {}),
         **({"epsilon_by_kind": epsilons} if (epsilons := by_kind(record)) else {}),
