@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from fedaudit.metrics.guarantee import OPEN_MODELS
@@ -42,6 +42,7 @@ NEITHER = "No setting here is both trained and protected."
 DOUBTS = "What cannot be relied on"
 NEARLY = 0.02  # accuracy that a stricter guarantee, or a cheaper setting, may cost and still be recommended
 ALIKE = 1.05  # guarantees whose epsilons are at most this factor apart count as equal
+FEW = 3  # rows of which clients failed that are named
 DEARER = 1.2  # a setting that takes this many times the compute of an equal one is named as dearer
 EVERYBODY = "everybody"  # against whom noise holds that participants add themselves
 
@@ -74,10 +75,13 @@ def answers(rows: Sequence[SummaryRow]) -> list[Answer]:
     doubted = len(ran) < len(every)
     made = [_doubted(every)] if doubted else []
     nothing = "No run here can be relied on." if doubted else "Nothing was run."
+    apart = _by_arena(ran, arenas)
     for question, answer in (
         ("Which to use", which), ("What leaks", leaks), ("What is guaranteed", guaranteed), ("What it costs", costs),
     ):  # fmt: skip
-        found = [answer([row for row in ran if row.group.arena == arena]) for arena in arenas]
+        found = [answer(of) for of in apart]
+        if answer is which:
+            found = [_with_failures(one, of) for one, of in zip(found, apart, strict=True)]
         parts = tuple(Part(named[arena], one.lines) for arena, one in zip(arenas, found, strict=True))
         tones = {one.tone for one in found}
         worst: Tone = "bad" if "bad" in tones else "good" if tones == {"good"} else "plain"
@@ -91,6 +95,20 @@ def _doubted(rows: Sequence[SummaryRow]) -> Answer:
     lines = [f"{_named(row)}: {'; '.join(row.doubts)}." for row in rows if row.doubts]
     lines.append("The answers below leave this out. `fedaudit verify` names each file and figure.")
     return Answer(DOUBTS, lines, "bad", (Part("", lines),))
+
+
+def _with_failures(answer: Answer, rows: Sequence[SummaryRow]) -> Answer:
+    """Return the answer with a sentence about rows whose clients failed, if there are any."""
+    fallen = [_named(row) for row in rows if row.failed]
+    if not fallen:
+        return answer
+    named = "; ".join(fallen[:FEW]) + (f" and {len(fallen) - FEW} more" if len(fallen) > FEW else "")
+    said = f"Clients failed in {named}: these figures are of the clients that were left. The notes say why."
+    return replace(answer, lines=[*answer.lines, said])
+
+
+def _by_arena(rows: Sequence[SummaryRow], arenas: Sequence[tuple[Any, ...]]) -> list[list[SummaryRow]]:
+    return [[row for row in rows if row.group.arena == arena] for arena in arenas]
 
 
 def _firsts(rows: Sequence[SummaryRow], arenas: Sequence[tuple[Any, ...]]) -> list[SummaryRow]:
@@ -190,7 +208,9 @@ def equal_guarantee(a: SummaryRow, b: SummaryRow) -> bool:
 
 def cheapest_equal(rows: Sequence[SummaryRow], top: SummaryRow) -> SummaryRow:
     """Return the one to name among the rows that are not told from the most accurate one: whose method has no part that
-    changes nothing, the simpler one, then the one with the least compute, then with the fewest bytes."""
+    changes nothing, the simpler one, then the one with the least compute, then with the fewest bytes.
+
+    Rows whose clients failed come after all others: what failed was neither computed nor sent."""
     return min((row for row in rows if row is top or _not_told(row, top)), key=_effort)
 
 
@@ -200,10 +220,10 @@ def _not_told(row: SummaryRow, top: SummaryRow) -> bool:
     return abs(_accuracy(row) - _accuracy(top)) <= NEARLY and not test.more_than_noise
 
 
-def _effort(row: SummaryRow) -> tuple[int, int, float, float]:
+def _effort(row: SummaryRow) -> tuple[bool, int, int, float, float]:
     seconds, sent = row.cells["seconds"].value, row.cells["up"].value
     return (
-        len(row.idle), row.group.method.count("+"), math.inf if seconds is None else seconds,
+        row.failed, len(row.idle), row.group.method.count("+"), math.inf if seconds is None else seconds,
         math.inf if sent is None else sent,
     )  # fmt: skip
 

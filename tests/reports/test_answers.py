@@ -13,7 +13,7 @@ import subprocess
 import pytest
 import reported
 
-from fedaudit.reports.answers import NEITHER, _places, answers, protected
+from fedaudit.reports.answers import NEITHER, _places, answers, cheapest_equal, protected
 from fedaudit.reports.compare import compare
 from fedaudit.reports.formats import as_csv, latex, markdown
 from fedaudit.reports.leak_tests import above_chance
@@ -23,6 +23,7 @@ from fedaudit.reports.sentences import ledger_rows, verdict
 from fedaudit.reports.summary_rows import SummaryRow
 from fedaudit.reports.terminal import table
 from fedaudit.reports.vocabulary import BY_KEY
+from fedaudit.runtime.run_record import Absence
 
 DP = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
 
@@ -64,6 +65,36 @@ def test_each_answer_has_its_figures(tmp_path):
     assert "No guarantee at all in 1 (ε = ∞)" in found["What is guaranteed"]
     assert "1.00 kB up and 500 B down a client and round" in found["What it costs"]
     assert NEITHER not in " ".join(found.values())
+
+
+@pytest.mark.parametrize(("count", "listed"), [(1, "fedavg"), (5, "fedavg; fedprox; fedzge and 2 more")])
+def test_settings_whose_clients_failed_are_named_and_not_called_cheaper(tmp_path, count, listed):
+    """A client that failed computed and sent nothing. Of equal settings one where nobody failed is the one to use."""
+    names = ["fedavg", "fedprox", "fedzge", "moon", "scaffold"]
+    for name in names:
+        for seed in range(3):
+            record = reported._record(name, seed, 0.89 + 0.01 * seed, releases=True)
+            if name in names[:count]:
+                record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
+            reported._save(tmp_path, f"{name}-{seed}", record, [])
+    found = said(rows_below(tmp_path)[0])["Which to use"]
+    told = f"Clients failed in {listed}: these figures are of the clients that were left. The notes say why."
+    assert found.endswith(told)
+    assert "Clients failed" not in " ".join(said([row for row in rows_below(tmp_path)[0] if not row.failed]).values())
+
+
+def test_of_equal_settings_one_where_nobody_failed_comes_first(tmp_path):
+    for name, fails in (("fedavg", True), ("fedprox", False)):
+        for seed in range(3):
+            record = reported._record(name, seed, 0.89 + 0.01 * seed, releases=True)
+            if fails:
+                record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
+                record.timings = []
+            reported._save(tmp_path, f"{name}-{seed}", record, [])
+    fell, whole = rows_below(tmp_path)[0]
+    assert (fell.failed, whole.failed) == (True, False)
+    assert cheapest_equal([fell, whole], fell) is whole
+    assert cheapest_equal([whole, fell], whole) is whole
 
 
 def test_records_that_differ_are_named_once_in_each_answer(tmp_path):
