@@ -99,7 +99,7 @@ def _doubted(rows: Sequence[SummaryRow]) -> Answer:
 
 def _with_failures(answer: Answer, rows: Sequence[SummaryRow]) -> Answer:
     """Return the answer with a sentence about rows whose clients failed, if there are any."""
-    fallen = [_named(row) for row in rows if row.failed]
+    fallen = [_named(row) for row in rows if row.clients_failed]
     if not fallen:
         return answer
     named = "; ".join(fallen[:FEW]) + (f" and {len(fallen) - FEW} more" if len(fallen) > FEW else "")
@@ -210,7 +210,7 @@ def cheapest_equal(rows: Sequence[SummaryRow], top: SummaryRow) -> SummaryRow:
     """Return the one to name among the rows that are not told from the most accurate one: whose method has no part that
     changes nothing, the simpler one, then the one with the least compute, then with the fewest bytes.
 
-    Rows whose clients failed come after all others: what failed was neither computed nor sent."""
+    Rows whose clients failed come after all others: what is missing there makes them cheap."""
     return min((row for row in rows if row is top or _not_told(row, top)), key=_effort)
 
 
@@ -223,7 +223,7 @@ def _not_told(row: SummaryRow, top: SummaryRow) -> bool:
 def _effort(row: SummaryRow) -> tuple[bool, int, int, float, float]:
     seconds, sent = row.cells["seconds"].value, row.cells["up"].value
     return (
-        row.failed, len(row.idle), row.group.method.count("+"), math.inf if seconds is None else seconds,
+        row.clients_failed, len(row.idle), row.group.method.count("+"), math.inf if seconds is None else seconds,
         math.inf if sent is None else sent,
     )  # fmt: skip
 

@@ -144,7 +144,7 @@ def _line(i: int, row: SummaryRow, rows: Sequence[SummaryRow], marked: dict[str,
         pills.append("setting applied to nothing")
     if any(note.startswith("Unfinished") for note in row.notes):
         pills.append("unfinished")
-    if row.failed:
+    if row.clients_failed:
         pills.append("clients failed")
     extra = ", ".join(f"{key}={value}" for key, value in row.group.differs.items())
     return {

@@ -22,7 +22,6 @@ from fedaudit.runtime.run_record import RunRecord
 
 UNTRAINED = "Under-trained: accuracy is not clearly above"
 DOUBTED = "Do not rely on these figures."
-FAILED = "Clients failed."
 STILL_RISING = 0.02  # accuracy gained in the last evaluated round, above which a run is under-trained
 
 
@@ -52,8 +51,8 @@ class SummaryRow:
         return [f"seed {run.seed}: {why}" for run in self.group.runs for why in run.doubts]
 
     @property
-    def failed(self) -> bool:
-        """Say if answers of clients are missing because the clients failed: others' answers alone made the figures."""
+    def clients_failed(self) -> bool:
+        """Say if clients failed to answer: what the others sent alone made the figures."""
         return any(run.record.failures for run in self.group.runs)
 
     @property
@@ -188,7 +187,7 @@ def _notes(group: Group, cells: dict[str, ReportCell]) -> list[str]:
     if group.passed_over:
         names = ", ".join(f"{run.folder.name} (seed {run.seed})" for run in group.passed_over)
         notes.append(f"Run more than once, with different results: the last to finish is shown, not {names}.")
-    notes += [f"{FAILED} Seed {run.seed}: {said}" for run in group.runs if (said := run.record.failures)]
+    notes += [f"Seed {run.seed}: {said}" for run in group.runs if (said := run.record.failures)]
     notes += undertrained(group, cells["accuracy"])
     idle = sorted(guarantee.idle_kinds(group.records))
     if idle:

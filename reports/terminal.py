@@ -46,8 +46,8 @@ def _below(rows: Sequence[SummaryRow], failed: dict[str, str]) -> list[str]:
         )
     if still := sum(bool(row.idle) for row in rows):
         lines.append(f"{_rows(still)}: a part of the method changed nothing; the report's notes name it.")
-    if fallen := sum(row.failed for row in rows):
-        lines.append(f"{_rows(fallen)}: clients failed, and answers are missing; the report's notes say why.")
+    if fallen := sum(row.clients_failed for row in rows):
+        lines.append(f"{_rows(fallen)}: clients failed to answer; the report's notes say why.")
     if apart := [row for row in rows if row.open_models]:
         lines.append(f"* ∞ in {_rows(len(apart))}: clients' models, trained without noise, are published.")
         if noisy := sum(row.messages != NOTHING_SENT for row in apart):

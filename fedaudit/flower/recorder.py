@@ -38,6 +38,7 @@ from fedaudit.runtime.folder import save_model
 from fedaudit.runtime.meter import Span, Timings, peak_rss
 from fedaudit.runtime.run_record import (
     BESIDE,
+    NOT_AWAITED,
     Absence,
     DataFacts,
     EpsilonAudit,
@@ -347,7 +348,7 @@ class Recorder:
             s.written = True
             wire.flower["down", s.k] = s.asked
             self.participants.add(s.k)
-            answer = s.answer or Answer(error="the server did not wait for an answer")
+            answer = s.answer or Answer(error=NOT_AWAITED)
             if answer.reply is None:
                 wire.back(_Answer(s.k, None, answer.error), fn, "cpu")
                 self.absent.append(Absence(client=s.k, ask=number, reason=str(answer.error)))

@@ -15,7 +15,8 @@ import torch
 from fedaudit.errors import DeviceError, RunError
 from fedaudit.setting import Setting
 
-Crowding = Literal["memory", "device"]  # what others on the machine may be the reason of
+Crowding = Literal["memory", "device"]  # what is missing where processes beside this one may be the reason
+OWN_FAULT = "device-side assert"  # in the text of a device's error that the code of this process has caused
 Trouble = Literal[Crowding, "compiler"]
 _MEMORY = ("out of memory", "can't allocate memory", "ALLOC_FAILED")
 _DEVICE = ("CUDA error", "CUDA driver error", "CUDNN_STATUS", "cuDNN error", "CUBLAS_STATUS", "CUSOLVER_STATUS")
@@ -50,7 +51,8 @@ def device_error(e: BaseException, who: str) -> DeviceError | None:
 
 
 def crowding(e: BaseException) -> Crowding | None:
-    """Return what an error, or one that it was raised from, lacked of what processes share; None if it lacked nothing.
+    """Return "memory" or "device" if processes beside this one may have caused the error, or one that it was raised
+    from; None otherwise.
 
     Memory may be short because of others. And under NVIDIA's Multi-Process Service a process that is killed takes the
     device from those beside it: their next call ends in an error of the device.
@@ -61,7 +63,8 @@ def crowding(e: BaseException) -> Crowding | None:
         causes.append(cause)
         cause = cause.__cause__
     troubles = [c.trouble if isinstance(c, DeviceError) else trouble_of(c) for c in causes]
-    return "memory" if "memory" in troubles else "device" if "device" in troubles else None
+    own = any(OWN_FAULT in str(c) for c in causes)
+    return "memory" if "memory" in troubles else "device" if "device" in troubles and not own else None
 
 
 def first_line(e: BaseException) -> str:

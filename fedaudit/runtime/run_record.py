@@ -50,7 +50,8 @@ class FieldTraffic(StoredModel):
 
 
 LONG = 240  # letters of an error's text that a sentence about it shows
-DROPPED_OUT = "dropped out"  # begins the reason of an absence that the setting has, and no error
+DROPPED_OUT = "dropped out"  # begins the reason of an absence that the setting asks for
+NOT_AWAITED = "the server did not wait for an answer"  # as its strategy has it
 
 
 class Absence(StoredModel):
@@ -60,8 +61,8 @@ class Absence(StoredModel):
 
     @property
     def failed(self) -> bool:
-        """Return whether an error of the client is the reason, and not a drop-out that the setting has."""
-        return not self.reason.startswith(DROPPED_OUT)
+        """Return whether the client failed to answer, and is not absent as setting or strategy have it."""
+        return not self.reason.startswith(DROPPED_OUT) and self.reason != NOT_AWAITED
 
 
 class SumRecord(StoredModel):
@@ -389,15 +390,19 @@ class RunRecord(Sparse):
 
     @property
     def failures(self) -> str:
-        """Say how many answers are missing because clients failed, and why the first of them is; empty if none is."""
+        """Say how often clients failed to answer, and why the first of them did; empty if none failed.
+
+        A client that failed is not asked again in the round.
+        """
         missing = [(row.round, absence) for row in self.rounds for absence in row.absent if absence.failed]
         if not missing:
             return ""
         count, rounds = len(missing), len({t for t, _ in missing})
         t, first = missing[0]
-        why = first.reason if len(first.reason) <= LONG else f"{first.reason[: LONG - 3].rstrip()}..."
-        answers = f"{count} answer{' is' if count == 1 else 's are'} missing, in {rounds} of {len(self.rounds)} rounds"
-        return f"{answers}, because clients failed. The first: client {first.client} in round {t}: {why}"
+        why = first.reason if len(first.reason) <= LONG else f"{first.reason[: LONG - 1].rstrip()}…"
+        often = f"Clients failed to answer {count} time{'s' * (count != 1)}, in {rounds} of {len(self.rounds)} rounds."
+        where = "The whole text is in errors.log in the run's folder."
+        return f"{often} The first: client {first.client} in round {t}: {why.rstrip('.')}. {where}"
 
     def refuse(self, folder: Path, reason: str) -> None:
         """Record that the privacy setting does not apply to the method, and why. That is a result, not a failure."""

@@ -54,7 +54,7 @@ class Cell:
     again: str | None = None  # why the results of an earlier audit do not count
     not_compared: bool = False  # it counts, but its code was recorded by another scheme of digests: nobody can tell
     reason: str | None = None  # why it failed, or why its privacy setting does not apply
-    crowded: Crowding | None = None  # what it lacked when it failed, for which cells beside it may be the reason
+    crowded: Crowding | None = None  # what was missing when it failed, if processes beside it may be the reason
 
     @property
     def error(self) -> str | None:
@@ -255,6 +255,7 @@ def _try_claims(cell: Cell, watch: Watch | None) -> list[str]:
             with contextlib.suppress(DataError):  # the method trains on nothing private, or cannot be repeated
                 keep_canaries(cell.folder, canaries)
     except Exception as e:  # noqa: BLE001 (as above)
+        cell.crowded = cell.crowded or crowding(e)
         return [f"claims of epsilon: {_text(e)}"]
     return []
 

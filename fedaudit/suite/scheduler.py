@@ -200,10 +200,11 @@ class _Progress:
     def begin(self, cell: Cell) -> None:
         self.left.begun(str(cell.folder), time.monotonic())
 
-    def put_back(self, cell: Cell, crowded: Crowding) -> None:
+    def put_back(self, cell: Cell) -> None:
         self.left.put_back(str(cell.folder))
-        lacked = {"memory": "out of memory", "device": "the device failed"}[crowded]
-        self.tell(f"{cell.setting.method}: {lacked} beside other cells, goes on when fewer are at work")
+        memory = "out of memory beside other cells, goes on when fewer are at work"
+        said = memory if cell.crowded == "memory" else "the device failed beside other cells, goes on once more"
+        self.tell(f"{cell.setting.method}: {said}")
 
     def step(self, cell: Cell, t: float, rounds: float, what: str) -> None:
         key, stage = str(cell.folder), stage_of(what)
@@ -276,6 +277,7 @@ class _Worker:
         self.cells: list[Cell] = []
         self.answered: set[int] = set()  # which of them have ended, by their places in that list
         self.again: list[Cell] = []  # those that lacked memory, or the device, beside others
+        self.beside = 0  # the most others that were at work while its cells were carried out
         self.start(forker)
         self._text = b""
 
@@ -287,7 +289,7 @@ class _Worker:
 
     def give(self, cells: list[Cell]) -> None:
         """Have cells carried out: one, or several that differ in the seed alone."""
-        self.cells, self.answered = cells, set()
+        self.cells, self.answered, self.beside = cells, set(), 0
         requests = [
             {
                 "folder": str(cell.folder),
@@ -390,7 +392,8 @@ def _rows(cells: list[Cell]) -> list[list[Cell]]:
 
 
 def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_together: bool = False) -> None:
-    """Carry out so many cells at a time. One that lacks memory, or the device, beside others goes on beside fewer."""
+    """Carry out so many cells at a time. One that lacks memory beside others goes on beside fewer, one that lost the
+    device goes on once more."""
     waiting = _Queue(todo)
     preload = ["opacus"] if any(cell.setting.privacy for cell in todo) else []  # for DP-SGD and ledgers
     selector = selectors.DefaultSelector()
@@ -410,6 +413,9 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
         for cell in cells:
             progress.begin(cell)
         worker.give(cells)
+        busy = [one for one in workers if one.cells]
+        for one in busy:
+            one.beside = max(one.beside, len(busy) - 1)
 
     def end(worker: _Worker) -> None:
         selector.unregister(worker.replies)
@@ -428,12 +434,14 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
                 replies = worker.read()
                 busy = sum(bool(one.cells) for one in workers)
                 for reply in replies or ():
-                    _heed(worker, reply, progress, beside=busy - 1)
+                    _heed(worker, reply, progress)
                 if replies is None:  # the process has ended
-                    _heed(worker, {"over": worker.process.wait()}, progress, beside=busy - 1)
+                    _heed(worker, {"over": worker.process.wait()}, progress)
                 if worker.again and not worker.cells:
                     waiting.put_back(worker.again)
-                    worker.again, jobs = [], max(1, min(jobs, busy) - 1)
+                    if any(cell.crowded == "memory" for cell in worker.again):
+                        jobs = max(1, min(jobs, busy) - 1)
+                    worker.again = []
                 if not worker.cells and (replies is None or not waiting.ready() or len(workers) > jobs):
                     end(worker)
                 elif not worker.cells:
@@ -450,8 +458,17 @@ def _beside(todo: list[Cell], progress: _Progress, jobs: int, lock: int, seeds_t
         shared.cleanup()
 
 
-def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress, beside: int) -> None:
-    """Note what a worker says. `beside` is how many others are at work."""
+def _others_may_have_caused(cell: Cell, crowded: Crowding | None, beside: int) -> bool:
+    """Return whether a cell that failed is to be tried again, because cells beside it may have been the reason.
+
+    Without memory it goes on beside fewer, until it is alone. A device is lost to a neighbour that was killed, which is
+    over then: a cell that loses it twice is at fault itself.
+    """
+    return bool(beside) and (crowded == "memory" or (crowded == "device" and cell.crowded != "device"))
+
+
+def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress) -> None:
+    """Note what a worker says."""
     if not worker.cells:
         return
     if "t" in reply:
@@ -459,9 +476,10 @@ def _heed(worker: _Worker, reply: dict[str, Any], progress: _Progress, beside: i
     elif "status" in reply:
         cell = worker.cells[reply["cell"]]
         worker.answered.add(reply["cell"])
-        if reply["crowded"] and beside:
+        if _others_may_have_caused(cell, reply["crowded"], worker.beside):
+            cell.crowded = reply["crowded"]
             worker.again.append(cell)
-            progress.put_back(cell, reply["crowded"])
+            progress.put_back(cell)
         else:
             cell.status, cell.reason = reply["status"], reply["reason"]
     else:

@@ -80,7 +80,8 @@ def test_settings_whose_clients_failed_are_named_and_not_called_cheaper(tmp_path
     found = said(rows_below(tmp_path)[0])["Which to use"]
     told = f"Clients failed in {listed}: these figures are of the clients that were left. The notes say why."
     assert found.endswith(told)
-    assert "Clients failed" not in " ".join(said([row for row in rows_below(tmp_path)[0] if not row.failed]).values())
+    whole = [row for row in rows_below(tmp_path)[0] if not row.clients_failed]
+    assert "Clients failed" not in " ".join(said(whole).values())
 
 
 def test_of_equal_settings_one_where_nobody_failed_comes_first(tmp_path):
@@ -93,7 +94,7 @@ def test_of_equal_settings_one_where_nobody_failed_comes_first(tmp_path):
                     timing.wall_s /= 10
             reported._save(tmp_path, f"{name}-{seed}", record, [])
     fell, whole = rows_below(tmp_path)[0]
-    assert (fell.failed, whole.failed) == (True, False)
+    assert (fell.clients_failed, whole.clients_failed) == (True, False)
     assert cheapest_equal([fell, whole], fell) is whole
     assert cheapest_equal([whole, fell], whole) is whole
 

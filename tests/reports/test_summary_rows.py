@@ -19,7 +19,7 @@ from fedaudit.reports.runs import grouped, read_runs
 from fedaudit.reports.summary_rows import rows_of, undertrained
 from fedaudit.reports.terminal import table
 from fedaudit.reports.tests_over_seeds import compared
-from fedaudit.runtime.run_record import LONG, Absence
+from fedaudit.runtime.run_record import LONG, NOT_AWAITED, Absence
 
 
 def noisy(seed, epsilons=(2.0, 7.0), deltas=(0.1, 0.01), **more):
@@ -293,26 +293,27 @@ def test_points_of_the_figures_of_unequal_runs(uneven):
         assert {(t, round(a, 6)), (t, round(b, 6))} <= corners, "the band goes from the worst seed to the best"
 
 
-def test_answers_that_clients_failed_to_give_are_named_with_the_first_reason(tmp_path):
-    """A client that drops out as the setting has it is none of them: that was asked for."""
-    fell, whole, dropped = (reported._record("fedavg", seed, 0.8, releases=True) for seed in (0, 1, 2))
-    rounds = len(fell.rounds)
+def test_that_clients_failed_to_answer_is_told_with_the_first_reason(tmp_path):
+    """A client that drops out as the setting has it, or that no strategy waits for, is none of them."""
+    fell, whole, expected = (reported._record("fedavg", seed, 0.8, releases=True) for seed in (0, 1, 2))
+    rounds, because = len(fell.rounds), ("dropped out", "dropped out (share)", NOT_AWAITED)
     assert rounds > 1
-    dropped.rounds[0].absent = [Absence(client=0, ask=0, reason=of) for of in ("dropped out", "dropped out (share)")]
+    for record in (fell, whole, expected):
+        record.setting = record.setting.model_copy(update={"rounds": 90})  # of which so many were carried out
+    expected.rounds[0].absent = [Absence(client=0, ask=0, reason=of) for of in because]
     fell.rounds[0].absent = [Absence(client=1, ask=0, reason="dropped out")]
-    fell.rounds[1].absent = [Absence(client=k, ask=1, reason=f"its images are not finite {k}" * 20) for k in (1, 0)]
-    assert (whole.failures, dropped.failures) == ("", "")
-    [row] = rows(tmp_path, (fell, [], []), (whole, [], []), (dropped, [], []))
-    assert row.failed
-    [note] = [note for note in row.notes if note.startswith("Clients failed.")]
-    why = f"{('its images are not finite 1' * 20)[: LONG - 3]}..."
-    told = (
-        f"2 answers are missing, in 1 of {rounds} rounds, because clients failed. The first: client 1 in round 2: {why}"
-    )
-    assert note == f"Clients failed. Seed 0: {told}"
-    fell.rounds[1].absent = [Absence(client=1, ask=1, reason="no images")]
-    assert fell.failures.startswith(f"1 answer is missing, in 1 of {rounds} rounds, because clients failed.")
-    assert fell.failures.endswith("client 1 in round 2: no images")
+    letters = "".join(chr(ord("a") + i % 26) for i in range(LONG + 1))
+    fell.rounds[1].absent = [Absence(client=k, ask=1, reason=letters) for k in (1, 0)]
+    assert (whole.failures, expected.failures) == ("", "")
+    [row] = rows(tmp_path, (fell, [], []), (whole, [], []), (expected, [], []))
+    assert row.clients_failed
+    [note] = [note for note in row.notes if "failed to answer" in note]
+    told = f"Clients failed to answer 2 times, in 1 of {rounds} rounds. The first: client 1 in round 2: "
+    where = "The whole text is in errors.log in the run's folder."
+    assert note == f"Seed 0: {told}{letters[: LONG - 1]}…. {where}"
+    fell.rounds[1].absent = [Absence(client=1, ask=1, reason=letters[:-1])]
+    one = f"Clients failed to answer 1 time, in 1 of {rounds} rounds. The first: client 1 in round 2: "
+    assert fell.failures == f"{one}{letters[:-1]}. {where}"
 
 
 @pytest.mark.parametrize("failed", [True, False])
@@ -321,9 +322,9 @@ def test_rows_whose_clients_failed_say_so_wherever_they_are_shown(tmp_path, fail
     if failed:
         record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
     [row] = rows(tmp_path, (record, [], []))
-    words = "because clients failed. The first: client 1 in round 1: no images"
+    words = "The first: client 1 in round 1: no images. The whole text is in errors.log"
     assert (words in summary(record)[1]) is failed
-    assert ("1 row: clients failed, and answers are missing" in table(tmp_path)) is failed
+    assert ("1 row: clients failed to answer" in table(tmp_path)) is failed
     html = page([row], {}, "title")
     assert ('<span class="pill">clients failed</span>' in html) is failed
     assert (words in html) is failed

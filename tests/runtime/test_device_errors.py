@@ -91,6 +91,7 @@ def test_what_was_lacking_is_recognised_behind_the_error_that_explains_it(tmp_pa
         assert crowding(explaining) == lacked
     assert crowding(torch.OutOfMemoryError("CUDA out of memory")) == "memory"
     assert crowding(RuntimeError("CUDA error: unspecified launch failure")) == "device"
+    assert crowding(RuntimeError("CUDA error: device-side assert triggered")) is None, "its own code did that"
     both = RuntimeError("CUDA error: unspecified launch failure")
     both.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
     assert crowding(both) == "memory", "fewer beside it are the remedy"

@@ -143,10 +143,11 @@ def test_finished_cells_are_left_alone_failing_ones_listed_and_new_attacks_run_a
     assert comparable(one.folder, timings=True) | {"attacks": []} == before[0] | {"attacks": []}
 
 
-@pytest.mark.parametrize(("times", "status", "lost"), [(1, "done", False), (9, "failed", False), (1, "done", True)])
-def test_a_cell_without_memory_beside_others_goes_on_beside_fewer(quick, tmp_path, times, status, lost):
-    """It fails if memory runs out also where nobody else is at work. What it had done is kept. So it is with a device
-    that failed: a process that was killed beside it may have taken it along."""
+@pytest.mark.parametrize(("times", "status"), [(1, "done"), (9, "failed")])
+@pytest.mark.parametrize("lost", [False, True], ids=["memory", "device"])
+def test_a_cell_that_lacked_memory_or_the_device_beside_others_goes_on(quick, tmp_path, times, status, lost):
+    """Without memory, beside fewer, and it fails where nobody else is at work. A device may have gone with a process
+    that was killed beside it: that cell goes on once. What it had done is kept."""
     left = tmp_path / "left"
     left.write_text(str(times))
     hungry = {"method": "outside:Hungry", "set": {"left": str(left), "device": lost}}
@@ -155,16 +156,43 @@ def test_a_cell_without_memory_beside_others_goes_on_beside_fewer(quick, tmp_pat
     said = []
     found = audit(suite, tmp_path / "out", watch=lambda *told: said.append(told[2]), jobs=2)
     assert [cell.status for cell in found] == [status, "done", "done"]
-    lacked = "the device failed" if lost else "out of memory"
-    assert any(f"{lacked} beside other cells, goes on when fewer are at work" in text for text in said)
+    memory, device = "out of memory beside other cells, goes on when fewer", "device failed beside other cells, goes on"
+    assert any((device if lost else memory) in text for text in said)
+    assert not any((memory if lost else device) in text for text in said)
     assert int(left.read_text()) == max(0, times - 2), "once beside the other, once alone"
     record = read_record(found[0].folder)
     if status == "done":
         alone = run(found[0].setting, out=tmp_path / "alone")
         assert [r.utility for r in record.rounds] == [r.utility for r in alone.rounds]
     else:
-        assert "ran out of memory" in found[0].error
+        assert ("the device failed" if lost else "ran out of memory") in found[0].error
         assert len(record.rounds) == 1
+
+
+def test_a_device_that_was_lost_while_others_were_at_work_is_tried_again_when_they_have_ended(quick, tmp_path):
+    """All that a killed process takes along fail one after the other: the last of them has nobody beside it any more.
+    What was lost is over, so that cells go on beside as many as before."""
+    other = Setting.make(**{**SMALL, "method": "fedavg"})
+    ended = tmp_path / "out" / "runs" / folder_name(other) / "seal.json"
+    (tmp_path / "left").write_text("1")
+    lost = {"left": str(tmp_path / "left"), "device": True, "after": str(ended)}
+    suite = Suite(base=SMALL, attacks=[], methods=[{"method": "outside:Hungry", "set": lost}, {"method": "fedavg"}])
+    assert [cell.status for cell in audit(suite, tmp_path / "out", jobs=2)] == ["done", "done"]
+
+
+@pytest.mark.parametrize(
+    ("before", "crowded", "beside", "again"),
+    [
+        (None, "memory", 1, True), ("memory", "memory", 1, True), (None, "memory", 0, False), (None, None, 3, False),
+        (None, "device", 1, True), ("device", "device", 3, False), ("memory", "device", 1, True),
+        (None, "device", 0, False), ("device", "memory", 1, True),
+    ],
+)  # fmt: skip
+def test_what_others_may_have_caused_is_tried_again(before, crowded, beside, again):
+    """Memory as often as somebody was at work beside it, a device once."""
+    cell = bare("a")
+    cell.crowded = before
+    assert auditing._others_may_have_caused(cell, crowded, beside) is again
 
 
 def test_an_attack_counts_for_its_transcript_its_settings_and_all_clients(tmp_path):
@@ -205,11 +233,13 @@ def test_an_attack_that_lacks_memory_or_the_device_says_so(tmp_path, monkeypatch
     error = errors.get(lacked, ValueError("its own"))
 
     def fails(folder, *, attacks, threat, watch, failed):
-        if where == "all of them":
+        if where == "all of them" and threat == "server":
             raise error
-        failed("loss", error)
+        if threat == "server":
+            failed("loss", error)
+        failed("entropy", ValueError("its own, later"))
 
-    cell = Cell(tmp_path / "a", Setting.make(**SMALL), ["loss"], ["server"])
+    cell = Cell(tmp_path / "a", Setting.make(**SMALL), ["loss"], ["server", "outsider"])
     with monkeypatch.context() as patched:
         patched.setattr("fedaudit.suite.cell.attack_run", fails)
         carry_out(cell)
@@ -217,6 +247,18 @@ def test_an_attack_that_lacks_memory_or_the_device_says_so(tmp_path, monkeypatch
     cell.status = "to do"
     carry_out(cell)
     assert (cell.status, cell.crowded) == ("done", None)
+
+
+def test_claims_that_could_not_be_tried_for_lack_of_memory_say_so(tmp_path, monkeypatch):
+    def fails(folder, trials):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    privacy = {"training": {"noise_multiplier": 1.0, "sensitivity": "clip:1"}}
+    cell = Cell(tmp_path / "a", Setting.make(**SMALL, privacy=privacy), [], ["server"], trials=20)
+    monkeypatch.setattr("fedaudit.epsilon.release_path.audit_releases", fails)
+    carry_out(cell)
+    assert cell.reason.startswith("claims of epsilon: OutOfMemoryError")
+    assert (cell.status, cell.crowded) == ("failed", "memory")
 
 
 def test_attacks_of_a_cell_share_its_blind_baselines(tmp_path, monkeypatch):
@@ -983,21 +1025,21 @@ def test_what_a_worker_says_is_heeded():
     told = []
     progress = SimpleNamespace(step=lambda *given: told.append(given), tell=told.append)
     cells = [bare(name, seed=i) for i, name in enumerate("abc")]
-    worker = SimpleNamespace(cells=cells, answered=set(), last_words=lambda: " Its last words.")
-    auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress, 1)
-    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why", "crowded": None}, progress, 1)
+    worker = SimpleNamespace(cells=cells, answered=set(), beside=1, last_words=lambda: " Its last words.")
+    auditing._heed(worker, {"cell": 1, "t": 2.0, "rounds": 5.0, "what": "round 2"}, progress)
+    auditing._heed(worker, {"cell": 2, "status": "refused", "reason": "why", "crowded": None}, progress)
     assert told == [(cells[1], 2.0, 5.0, "round 2")]
     assert (cells[2].status, cells[2].reason, worker.answered) == ("refused", "why", {2})
-    auditing._heed(worker, {"over": -9}, progress, 1)
+    auditing._heed(worker, {"over": -9}, progress)
     assert [cell.status for cell in cells] == ["failed", "failed", "refused"]
     assert "ended with signal 9, " in cells[0].reason
     assert cells[1].reason.endswith("Try fewer --jobs, or leave out --seeds-together. Its last words.")
     assert (worker.cells, told[1:]) == ([], [""])
-    auditing._heed(worker, {"over": 0}, progress, 1)
+    auditing._heed(worker, {"over": 0}, progress)
     assert told[1:] == [""], "nobody waits for it any more"
     worker.cells, worker.answered = [bare("d")], set()
     lonely = worker.cells[0]
-    auditing._heed(worker, {"over": 1}, progress, 1)
+    auditing._heed(worker, {"over": 1}, progress)
     assert "ended with exit code 1, " in lonely.reason
     assert "Try fewer --jobs. " in lonely.reason
 
@@ -1069,7 +1111,7 @@ class Acting:
 
     def __init__(self, forker):
         self.lock, self.preload, self.cells, self.answered, self.asked = forker.lock, forker.preload, [], set(), []
-        self.closed, self.hung_up, self.replies, self.again = 0, 0, len(self.made), []
+        self.closed, self.hung_up, self.replies, self.again, self.beside = 0, 0, len(self.made), [], 0
         self.process = SimpleNamespace(wait=lambda: -9)
         self.made.append(self)
 

@@ -105,10 +105,10 @@ def test_the_worker_names_the_cell_it_speaks_of(tmp_path: Path, monkeypatch: pyt
 
 def test_a_process_that_dies_fails_the_cells_that_had_not_ended() -> None:
     cells = [Cell(Path(str(i)), Setting.make(seed=i), [], []) for i in range(2)]
-    process: Any = SimpleNamespace(cells=cells, answered=set(), last_words=lambda: "")
+    process: Any = SimpleNamespace(cells=cells, answered=set(), beside=0, last_words=lambda: "")
     progress: Any = SimpleNamespace(tell=lambda what: None)
-    _heed(process, {"cell": 0, "status": "done", "reason": None, "crowded": None}, progress, 0)
-    _heed(process, {"over": -9}, progress, 0)
+    _heed(process, {"cell": 0, "status": "done", "reason": None, "crowded": None}, progress)
+    _heed(process, {"over": -9}, progress)
     assert [cell.status for cell in cells] == ["done", "failed"]
     assert "signal 9" in str(cells[1].reason)
     assert "leave out --seeds-together" in str(cells[1].reason)

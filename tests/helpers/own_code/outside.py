@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import ClassVar
 
@@ -283,10 +284,13 @@ class Hungry(Averages):
 
     left: str = ""
     device: bool = False
+    after: str = ""  # a file for which it waits before that
 
     def round(self, s, server, cohort):
         if server.t == 2 and (n := int(Path(self.left).read_text())):
             Path(self.left).write_text(str(n - 1))
+            while self.after and not Path(self.after).exists():
+                time.sleep(0.05)
             if self.device:
                 raise RuntimeError("CUDA error: an illegal memory access was encountered")
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB")
