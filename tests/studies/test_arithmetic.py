@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tomllib
 from fractions import Fraction
 from types import ModuleType
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from pages import STUDIES, script
 
+from fedaudit import registry
 from fedaudit.training.models import build
 
 KEPT = STUDIES / "speed" / "records"
@@ -94,6 +96,48 @@ def test_attacks_are_those_that_are_timed(line: str, counting: ModuleType, monke
     mine, ((spec, setting),) = counting.LINES[line], timed
     assert {**mine.attack, **mine.steps} == spec
     assert {**mine.setting, "set": mine.fixed} == setting
+
+
+@pytest.mark.parametrize("line", ["dfrd", "dffke", "dffke_second", "dffke_resnet18", "fedaf", "fedaf_cifar10"])
+def test_rounds_are_those_that_are_timed(line: str, counting: ModuleType, monkeypatch, tmp_path) -> None:
+    """The same setting but for the share of the records, and the round whose time counts."""
+    monkeypatch.syspath_prepend(STUDIES.parent)
+    speed = importlib.import_module("gpu_speed")
+    bench, timed = speed.Bench(tmp_path, "cpu", tiny=False, seconds=1), list[Any]()
+    monkeypatch.setattr(bench, "variants", lambda ways, rounds=3, **setting: timed.append((rounds, setting)))
+    getattr(speed, line)(bench)
+    mine, ((rounds, setting),) = counting.LINES[line], timed
+    values, few = setting.pop("set"), mine.setting | {"aux": setting.get("aux")}
+    assert few == {"aux": None} | setting
+    method = registry.find(setting["method"])
+    whole, counts = (method.make(of, setting.get("preset")).model_dump() for of in (values, mine.fixed | mine.steps))
+    assert {name: (whole[name], counts[name]) for name in whole if whole[name] != counts[name]} == {}
+    assert mine.round == rounds or rounds == 20, "of 20 rounds all are alike"
+
+
+def test_fedaf_on_cifar10_is_timed_in_the_tables_reading(monkeypatch, tmp_path) -> None:
+    """Serial ways run one round in the precision of the others; the compiled one runs the whole twenty."""
+    monkeypatch.syspath_prepend(STUDIES.parent)
+    speed = importlib.import_module("gpu_speed")
+    bench, timed = speed.Bench(tmp_path, "cpu", tiny=False, seconds=1), list[Any]()
+    monkeypatch.setattr(bench, "variants", lambda ways, rounds=3, **setting: timed.append((ways, rounds, setting)))
+    speed.fedaf_cifar10_row(bench)
+    cells = tomllib.loads((STUDIES / "shared" / "published.toml").read_text())["cell"]
+    (asked,) = [cell["asked"] for cell in cells if cell["key"] == "fedaf-cifar10"]
+    mine = timed[0][2]
+    assert {name: mine[name] for name in asked} == {
+        **asked,
+        "set": {**asked["set"], "aug_fill": mine["set"]["aug_fill"]},
+    }
+    assert list(mine["set"]["aug_fill"]) == asked["set"]["aug_fill"]
+    speed.fedaf(bench)
+    ways, rounds, _ = timed[1]
+    told = {name: (way["precision"], way.get("rounds", rounds), way["step"]) for name, way in ways.items()}
+    assert told == {
+        "stacked_tf32_compiled": ("tf32", 20, "compiled"),
+        "stacked_tf32": ("tf32", 1, "recorded"),
+        "serial": ("tf32", 1, "eager"),
+    }
 
 
 def test_a_floor_is_the_arithmetic_over_the_rate_of_the_machine(counting: ModuleType) -> None:

@@ -121,7 +121,7 @@ BY_RECORDS = {"dffke", "fedaf", "feddm", "fedproto", "feddistill", "fedgh", "fed
 
 
 def test_seeds_of_one_setting_sent_as_much_in_a_round() -> None:
-    """Whole models are as large in each round: a run that was cut off, or whose clients failed, would show here."""
+    """Whole models are as large in each round: what one of several seeds lacks shows here."""
     found: dict[str, set[tuple[float, ...]]] = {}
     for path in STUDIES.glob("*/records/**/*.json"):
         record = json.loads(path.read_text())
@@ -135,3 +135,21 @@ def test_seeds_of_one_setting_sent_as_much_in_a_round() -> None:
         found.setdefault(key, set()).add(tuple(both))
     assert sum(len(of) == 1 for of in found.values()) > 60
     assert {key[:300]: of for key, of in found.items() if len(of) > 1} == {}
+
+
+def test_no_answer_of_fedaf_s_clients_is_missing_in_kept_runs() -> None:
+    """As many images come in each round as classes are held. What is missing leaves a part of a class a round."""
+    sizes, found = {"cifar10": 3 * 32 * 32, "fashion-mnist": 28 * 28}, 0
+    for path in STUDIES.glob("fedaf/records/**/*.json"):
+        record = json.loads(path.read_text())
+        if not isinstance(record, dict) or "up_bytes" not in record or not record.get("rounds_done"):
+            continue
+        setting, values = record["setting"], record["hyper_parameters"]
+        if setting["method"] not in ("fedaf", "feddm") or setting["dataset"] not in sizes or setting["privacy"]:
+            continue
+        pixel = 4 if values["clamp"] == "none" else 1
+        images, each = values["IPC"] * sizes[setting["dataset"]] * pixel, record["up_bytes"] / record["rounds_done"]
+        sent = [each / (images + 8 + 48 * means) for means in range(3)]  # a label, and mean logits or soft labels
+        assert any(classes.is_integer() for classes in sent), f"{path.parent.name}/{path.stem}: {sent} classes a round"
+        found += 1
+    assert found > 40

@@ -83,7 +83,7 @@ GOALS = [
         ("stacked", "stacked_tf32", "stacked_tf32_compiled"),
     ),
     ("the same, the clients' training alone", 12, "fedfree_cnn", "clients", ("stacked", "stacked_tf32")),
-    ("DFRD's server, second round", 4, "dfrd", "server", ("stacked", "stacked_tf32")),
+    ("DFRD's server, second round (3.0 in TF32 on another machine)", 4, "dfrd", "server", ("stacked", "stacked_tf32")),
     ("DFFKE, first round, with its recordings", 4, "dffke", "round", ("stacked", "stacked_tf32")),
     ("64 shadows", 10, "shadows", "", ("stacked_compiled", "stacked_recorded")),
     ("three seeds of FedFree's row, over one after another", 2, "seeds_together", "", ("three_seeds",)),
@@ -92,7 +92,7 @@ GOALS = [
 SECONDS = [
     ("FedFree's Table 1 row on CIFAR-10, one seed, a round", 2, "seeds_together", "s", ("one_seed",)),
     ("FedAF on Fashion-MNIST, 20 rounds", 240, "fedaf", "run_s", ("stacked_tf32_compiled",)),
-    ("FedAF on CIFAR-10, 20 rounds", 240, "fedaf_cifar10", "run_s", ("stacked_bf16_compiled",)),
+    ("FedAF on CIFAR-10, `sigma_x = 0.402`, 20 rounds", 240, "fedaf_cifar10", "run_s", ("stacked_bf16_compiled",)),
 ]
 
 
