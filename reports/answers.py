@@ -42,7 +42,6 @@ NEITHER = "No setting here is both trained and protected."
 DOUBTS = "What cannot be relied on"
 NEARLY = 0.02  # accuracy that a stricter guarantee, or a cheaper setting, may cost and still be recommended
 ALIKE = 1.05  # guarantees whose epsilons are at most this factor apart count as equal
-FEW = 3  # rows of which clients failed that are named
 DEARER = 1.2  # a setting that takes this many times the compute of an equal one is named as dearer
 EVERYBODY = "everybody"  # against whom noise holds that participants add themselves
 
@@ -102,9 +101,14 @@ def _with_failures(answer: Answer, rows: Sequence[SummaryRow]) -> Answer:
     fallen = [_named(row) for row in rows if row.clients_failed]
     if not fallen:
         return answer
-    named = "; ".join(fallen[:FEW]) + (f" and {len(fallen) - FEW} more" if len(fallen) > FEW else "")
-    said = f"Clients failed in {named}: these figures are of the clients that were left. The notes say why."
+    said = f"Clients failed in {listed(fallen)}: these figures are of the clients that were left. The notes say why."
     return replace(answer, lines=[*answer.lines, said])
+
+
+def listed(labels: Sequence[str], most: int = 4) -> str:
+    """Return labels in one line: the first ones, and how many more there are."""
+    more = f" and {len(labels) - most} more" if len(labels) > most else ""
+    return "; ".join(labels[:most]) + more
 
 
 def _by_arena(rows: Sequence[SummaryRow], arenas: Sequence[tuple[Any, ...]]) -> list[list[SummaryRow]]:

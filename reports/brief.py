@@ -18,7 +18,7 @@ from pathlib import Path
 import jinja2
 
 from fedaudit.reports import sentences
-from fedaudit.reports.answers import EVERYBODY, THREATS, answers, protected, trained, unit_and_observer
+from fedaudit.reports.answers import EVERYBODY, THREATS, answers, listed, protected, trained, unit_and_observer
 from fedaudit.reports.attack_rows import best_attack
 from fedaudit.reports.leak_tests import guessed, leak, membership_lift, reconstruction_lift, strongest
 from fedaudit.reports.summary_rows import SummaryRow, refused
@@ -236,30 +236,25 @@ def costs(rows: Sequence[SummaryRow]) -> Section:
 def risk(rows: Sequence[SummaryRow]) -> Section:
     lines = []
     if leaking := [_name(row) for row in rows if leak(row)]:
-        lines.append(f"Records can be told to have been used with: {_listed(leaking)}.")
+        lines.append(f"Records can be told to have been used with: {listed(leaking)}.")
     if refuted := [_name(row) for row in rows if row.refuted]:
-        lines.append(f"A claimed guarantee was refuted by measurement for: {_listed(refuted)}. Do not rely on it.")
+        lines.append(f"A claimed guarantee was refuted by measurement for: {listed(refuted)}. Do not rely on it.")
     if doubted := [_name(row) for row in rows if row.doubts]:
         lines.append(
             "Files were changed after the run, or a check contradicted figures, so nothing here may be relied on for: "
-            f"{_listed(doubted)}."
+            f"{listed(doubted)}."
         )
     weak = [
         row for row in rows if protected(row) and certainty(row.cells["epsilon"].value or 0.0, row.delta) > SAYS_LITTLE
     ]
     if weak:
-        lines.append(f"The guarantee is too loose to rely on alone for: {_listed([_name(row) for row in weak])}.")
+        lines.append(f"The guarantee is too loose to rely on alone for: {listed([_name(row) for row in weak])}.")
     if open_ := [_name(row) for row in rows if row.open_models or row.cells["epsilon"].value == 0]:
-        lines.append(f"Models of single participants are published without protection for: {_listed(open_)}.")
+        lines.append(f"Models of single participants are published without protection for: {listed(open_)}.")
     lines.append(
         "What is left in any case: attacks that nobody has thought of, and errors outside of what was audited."
     )
     return Section("Which risk is left", lines)
-
-
-def _listed(labels: Sequence[str], most: int = 4) -> str:
-    more = f" and {len(labels) - most} more" if len(labels) > most else ""
-    return "; ".join(labels[:most]) + more
 
 
 def not_looked_at(rows: Sequence[SummaryRow], failed: dict[str, str]) -> Section:

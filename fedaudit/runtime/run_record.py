@@ -401,7 +401,7 @@ class RunRecord(Sparse):
         t, first = missing[0]
         why = first.reason if len(first.reason) <= LONG else f"{first.reason[: LONG - 1].rstrip()}…"
         often = f"Clients failed to answer {count} time{'s' * (count != 1)}, in {rounds} of {len(self.rounds)} rounds."
-        where = "The whole text is in errors.log in the run's folder."
+        where = "If more is known, it is in errors.log in the run's folder."
         return f"{often} The first: client {first.client} in round {t}: {why.rstrip('.')}. {where}"
 
     def refuse(self, folder: Path, reason: str) -> None:

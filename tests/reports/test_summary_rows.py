@@ -309,7 +309,7 @@ def test_that_clients_failed_to_answer_is_told_with_the_first_reason(tmp_path):
     assert row.clients_failed
     [note] = [note for note in row.notes if "failed to answer" in note]
     told = f"Clients failed to answer 2 times, in 1 of {rounds} rounds. The first: client 1 in round 2: "
-    where = "The whole text is in errors.log in the run's folder."
+    where = "If more is known, it is in errors.log in the run's folder."
     assert note == f"Seed 0: {told}{letters[: LONG - 1]}…. {where}"
     fell.rounds[1].absent = [Absence(client=1, ask=1, reason=letters[:-1])]
     one = f"Clients failed to answer 1 time, in 1 of {rounds} rounds. The first: client 1 in round 2: "
@@ -322,7 +322,7 @@ def test_rows_whose_clients_failed_say_so_wherever_they_are_shown(tmp_path, fail
     if failed:
         record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
     [row] = rows(tmp_path, (record, [], []))
-    words = "The first: client 1 in round 1: no images. The whole text is in errors.log"
+    words = "The first: client 1 in round 1: no images. If more is known, it is in errors.log"
     assert (words in summary(record)[1]) is failed
     assert ("1 row: clients failed to answer" in table(tmp_path)) is failed
     html = page([row], {}, "title")
