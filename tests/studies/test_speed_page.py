@@ -51,8 +51,11 @@ def test_its_first_paragraph_holds() -> None:
     assert f"64 shadows together {shadows['times']:.1f} times." in text
     assert f"takes {seeds['one_seed']['s']:.1f} s a round, where 2 were aimed at" in text
     (spent,) = [of["run_s"] for of in kept["fedaf_cifar10"].values() if isinstance(of, dict)]
-    assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds, where 240 were." in text
+    assert f"FedAF on CIFAR-10 takes {spent:.0f} s for its 20 rounds (bf16, `sigma_x = 0.402`), where 240 were." in text
     assert spent < 240
+    assert "one way was measured (`--ways stacked_bf16_compiled`), `fedaf_cifar10_row` not yet." in text
+    assert "stacked_bf16_compiled" in kept["fedaf_cifar10"]
+    assert "fedaf_cifar10_row" not in kept
     three = seeds["three_seeds"]["of_one"]
     assert f"three seeds as one stack take {three:.1f} times the time of one instead of 1.5" in text
     assert {seeds[way]["step"] for way in ("one_seed", "three_seeds")} == {"compiled"}
