@@ -101,7 +101,7 @@ def _with_failures(answer: Answer, rows: Sequence[SummaryRow]) -> Answer:
     fallen = [_named(row) for row in rows if row.clients_failed]
     if not fallen:
         return answer
-    said = f"Clients failed in {listed(fallen)}: these figures are of the clients that were left. The notes say why."
+    said = f"Clients failed in {listed(fallen)}: the figures there are of those left. The notes say why."
     return replace(answer, lines=[*answer.lines, said])
 
 

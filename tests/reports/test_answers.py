@@ -78,7 +78,7 @@ def test_settings_whose_clients_failed_are_named_and_not_called_cheaper(tmp_path
                 record.rounds[0].absent = [Absence(client=1, ask=0, reason="no images")]
             reported._save(tmp_path, f"{name}-{seed}", record, [])
     found = said(rows_below(tmp_path)[0])["Which to use"]
-    told = f"Clients failed in {listed}: these figures are of the clients that were left. The notes say why."
+    told = f"Clients failed in {listed}: the figures there are of those left. The notes say why."
     assert found.endswith(told)
     whole = [row for row in rows_below(tmp_path)[0] if not row.clients_failed]
     assert "Clients failed" not in " ".join(said(whole).values())
