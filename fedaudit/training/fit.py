@@ -212,7 +212,7 @@ class Turns:
     def batches(self, size: int, rng: torch.Generator) -> Iterator[Tensor]:
         begins = accumulate(self.sizes, initial=0)
         parts = [
-            [begin + i for _ in range(often) for i in batches(n, size, rng)]
+            [index for _ in range(often) for index in batches(n, size, rng, begin=begin)]
             for begin, n, often in zip(begins, self.sizes, self._often, strict=False)
             if n
         ]
@@ -225,12 +225,15 @@ class Turns:
             yield from (index for turn in zip_longest(*parts) for index in turn if index is not None)
 
 
-def batches(n: int, size: int, rng: torch.Generator, turns: Turns | None = None) -> Iterator[Tensor]:
-    """Yield one epoch of shuffled index batches. A last batch of one row joins the one before: batch norm needs two."""
+def batches(n: int, size: int, rng: torch.Generator, turns: Turns | None = None, *, begin: int = 0) -> Iterator[Tensor]:
+    """Yield one epoch of shuffled index batches of n rows, which are counted from `begin` on. A last batch of one row
+    joins the one before: batch norm needs two.
+    """
     if turns is not None:
         yield from turns.batches(size, rng)
         return
     order = torch.randperm(n, generator=rng, device=rng.device)
+    order = order + begin if begin else order
     sizes = [size] * (n // size) + ([n % size] if n % size else [])
     if len(sizes) > 1 and sizes[-1] == 1:
         sizes[-2:] = [sizes[-2] + 1]
