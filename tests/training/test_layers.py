@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from jobs import distance, make
 from torch import nn
 from torch.func import functional_call, vmap
+from torch.overrides import TorchFunctionMode
 
 from fedaudit.training import cuda_graphs
 from fedaudit.training.model_copies import copied
@@ -95,6 +97,25 @@ def test_a_compiled_linear_layer_s_gradient_lies_as_its_weight_does(bias: bool) 
 
     own = Doubled(5, 4)
     assert quicker(own, compiled=True) is own
+
+
+@pytest.mark.parametrize(("rows", "multiplied"), [(10, 16), (16, 16), (1, 8)])
+def test_a_compiled_linear_layer_multiplies_so_many_rows_that_8_divides(rows: int, multiplied: int) -> None:
+    """For other numbers of rows a GPU has slow products alone: in float32 of numbers that lie apart in memory."""
+    seen: list[int] = []
+
+    class Products(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            if func.__name__ in ("matmul", "__matmul__"):
+                seen.append(args[1].shape[-1])
+            return func(*args, **(kwargs or {}))
+
+    layer = nn.Linear(5, 4).double()
+    other, x = quicker(layer, compiled=True), torch.randn(rows, 5, dtype=torch.float64)
+    with Products():
+        found = other(x)
+    assert seen == [multiplied]
+    torch.testing.assert_close(found, layer(x), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.BatchNorm2d(3, affine=False), nn.BatchNorm3d(3, momentum=0.3)])

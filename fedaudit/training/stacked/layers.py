@@ -10,7 +10,8 @@
 - A wide kernel on few channels (5 x 5 on at most 32) has no fast grouped kernel either, not even in TF32. Each model
   multiplies the neighbours of its pixels with its weights (see `convolution_products`).
 - A linear layer's gradient comes out of a compiled product with rows and columns exchanged. An optimiser then copies it
-  to turn it round. So where steps are compiled, the product itself is turned round.
+  to turn it round. So where steps are compiled, the product itself is turned round. A GPU's fast products want numbers
+  of rows that 8 divides, so that rows of zeros are added.
 - Where layers round to 16 bits, batch norms do not. That is done by layers of their own, which a compiler takes.
 - Other convolutions of many groups are slow in float32, and fast in TF32. In float32 those of a stack are done model by
   model (`apart`). A recorded step still starts all of them at once.
@@ -34,6 +35,7 @@ from fedaudit.training.stacked.convolution_products import _framed
 NARROW = 4  # a convolution of at most so many input channels is done as a product
 FEW = 32  # with a wide kernel, one of at most so many is too
 WIDE = 25  # pixels of a wide kernel
+EIGHT = 8  # divides the rows and columns of products for which GPUs have fast kernels
 M = TypeVar("M", bound=nn.Module)
 
 
@@ -61,7 +63,9 @@ class TurnedLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:
         if input.dim() != 2:
             return super().forward(input)
-        out = (self.weight @ input.mT).mT.contiguous()  # whoever comes next may take a view of it
+        rows = len(input)
+        seen = F.pad(input, (0, 0, 0, -rows % EIGHT)) if rows % EIGHT else input
+        out = (self.weight @ seen.mT).mT[:rows].contiguous()  # whoever comes next may take a view of it
         return out if self.bias is None else out + self.bias
 
 
