@@ -235,16 +235,110 @@ def test_one_model_is_a_stack_as_ever(apart: list[int]) -> None:
     assert distance(together, alone) < 1e-10
 
 
-def test_a_model_beside_others_is_not_compiled_and_has_torchs_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have steps compiled as on a GPU: a compiler traces all of a loss, but makes no kernels. Return what it traced."""
+    found: list[Any] = []
+
+    def compiler(run: Any) -> Any:
+        found.append(run)
+        return torch.compile(run, dynamic=False, backend="aot_eager", fullgraph=True)
+
     monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "_compile", compiler)
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+    cuda_graphs.unrecorded.clear()
+    return found
+
+
+def halved_jobs(arch: str, counts: list[int], **options: Any) -> list[stack.Job]:
+    """Return jobs whose models and rows are in single precision, which 16 bits stand in for."""
+    jobs = make(arch, counts, **options)
+    for job in jobs:
+        job.model.float()
+        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
+    return jobs
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_models_side_by_side_are_compiled_once_for_all(bf16: bool, apart: list[int], traced: list[Any]) -> None:
+    """Each ends as it would if nothing were compiled, with the batches that its norms counted."""
+    kind = halved_jobs if bf16 else make
+    compiled, plain, before = (kind("cnn_bn@0.25", [8, 12, 16], epochs=3) for _ in range(3))
+    with cuda_graphs.conditions("compiled", bf16=bf16):
+        fit_together(compiled)
+    with cuda_graphs.conditions("eager", bf16=bf16):
+        fit_together(plain)
+    assert apart == [3, 3]
+    assert len(traced) == 1
+    assert not cuda_graphs.unrecorded, "it was not refused"
+    assert distance(plain, before) > 1e-2
+    assert distance(compiled, plain) < (1e-3 if bf16 else 1e-10)
+    for a, b in zip(compiled, plain, strict=True):
+        for (name, t), other in zip(a.model.named_buffers(), b.model.buffers(), strict=True):
+            if name.endswith("num_batches_tracked"):
+                assert int(t) == int(other) > 0
+
+
+def test_only_usual_batches_are_compiled_beside_others(apart: list[int], traced: list[Any]) -> None:
+    """An epoch's last batch of another size is too seldom for it; the norms count its batches too."""
+    compiled, plain = (make("cnn_bn@0.25", [10, 14], epochs=2) for _ in range(2))  # of 4, and two left over
+    with cuda_graphs.conditions("compiled"):
+        fit_together(compiled)
+    fit_together(plain)
+    assert len(traced) == 1
+    assert apart == [2, 2]
+    assert distance(compiled, plain) < 1e-10
+
+
+def test_models_of_clients_with_few_records_are_not_compiled(apart: list[int], traced: list[Any]) -> None:
+    """Each would need a step of its own size, and a compiler takes longer for it than it saves."""
+    compiled, plain = (make("cnn_bn@0.25", [8, 3, 2], epochs=2) for _ in range(2))
+    with cuda_graphs.conditions("compiled"):
+        fit_together(compiled)
+    fit_together(plain)
+    assert len(traced) == 1, "of the client with batches of 4"
+    assert list(cuda_graphs.unrecorded) == ["not compiled: deep networks of clients with less than a batch of records"]
+    assert distance(compiled, plain) < 1e-10
+
+
+def test_a_model_that_is_looked_at_leaves_the_others_in_training(apart: list[int], traced: list[Any]) -> None:
+    """One function serves all models; `until` asks each of them by itself, out of training."""
+    options = {"epochs": 4, "each": lambda i, m: {"until": lambda f, x, y: bool(f(x).sum() > 1e9)}}
+    compiled, plain = (make("cnn_bn@0.25", [8, 12], **options) for _ in range(2))
+    with cuda_graphs.conditions("compiled"):
+        fit_together(compiled)
+    fit_together(plain)
+    assert len(traced) == 1
+    assert distance(compiled, plain) < 1e-10
+
+
+def test_what_cannot_be_compiled_beside_others_runs_as_it_is(apart: list[int], traced: list[Any]) -> None:
+    def asks(f: Any, x: Tensor, y: Tensor) -> Tensor:
+        return cross_entropy(f(x), y, reduction="none") * (1.0 if float(x.sum()) > 1e9 else 2.0)
+
+    compiled, plain = (make("cnn_bn@0.25", [8, 12], loss=asks) for _ in range(2))
+    with cuda_graphs.conditions("compiled"):
+        fit_together(compiled)
+    fit_together(plain)
+    (said,) = cuda_graphs.unrecorded
+    assert said.startswith("not compiled: ")
+    assert distance(compiled, plain) < 1e-10
+
+
+def test_a_model_beside_others_has_torchs_own_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler takes them as they are, and a product instead of a convolution has its channels first."""
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
     (job,) = make("cnn_bn@0.25", [8])
-    for compile in (True, False):
-        mapped = mapped_loss.mapped_loss(job, {}, compile, several=False, apart=True)
-        assert mapped.apart
-        assert not mapped.compiles
-        assert not mapped.convolves, "there is nothing to choose"
-        assert mapped.model is job.model
-    assert not mapped_loss.mapped_loss(job, {}, False, several=True).apart
+    with cuda_graphs.conditions("recorded", bf16=True):
+        for compile in (True, False):
+            mapped = mapped_loss.mapped_loss(job, {}, compile, several=False, apart=True)
+            assert mapped.apart
+            assert mapped.compiles is compile
+            assert not mapped.convolves, "there is nothing to choose"
+            assert mapped.model is job.model
+            assert not mapped_loss.mapped_loss(job, {}, compile, several=False).apart, "alone it is another one"
 
 
 def test_filters_lie_as_tensor_cores_take_them() -> None:

@@ -54,10 +54,10 @@ class MappedLoss:
         self.model, self.loss, self._separable = job.model, job.loss, job.option("separable", True)
         self._scored = running_score(job.option("until"), self._separable) is not None
         self.apart = apart
-        if stackable.on_gpu(job.rows) and (compile or several):
+        if stackable.on_gpu(job.rows) and (compile or several) and not apart:
             slow = not (compile or torch.backends.cudnn.allow_tf32 or halves())
             self.model = quicker(self.model, apart=slow, compiled=compile)
-        if compile and halves() is not None:  # elsewhere hooks do it (`Functional`), which need no copy of the model
+        if compile and halves() is not None and not apart:  # elsewhere hooks do it (`Functional`), without a copy
             self.model = in_full(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
@@ -83,10 +83,14 @@ class MappedLoss:
         worth it, because many batches have it.
         """
         run = (self._plain if mask is None else self._masked) if self._several else self._alone
-        if self.compiles and compiled and not (self._masks_norms and mask is not None):
-            form = mask is None, [(row.shape, row.dtype) for row in rows], form_of_given(given)
-            run = self._compiled_for(repr(form), run)
-        return run(params, rest, rows, given, mask)
+        return self._way(run, rows, given, mask, compiled)(params, rest, rows, given, mask)
+
+    def _way(self, run: Mapped, rows: list[Tensor], given: Any, mask: Tensor | None, compiled: bool) -> Mapped:
+        """Return the function as it is carried out: compiled for rows of this form if that is worth it, or as it is."""
+        if not (self.compiles and compiled) or (self._masks_norms and mask is not None):
+            return run
+        form = mask is None, [(row.shape, row.dtype) for row in rows], form_of_given(given)
+        return self._compiled_for(repr(form), run)
 
     def _compiled_for(self, form: str, run: Mapped) -> Mapped:
         """Return what was compiled for rows and plain values of this form, at the first time by compiling; the loss
@@ -126,7 +130,7 @@ class MappedLoss:
         leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
         if self.apart:
             with drawing_nothing(rows[0].device):
-                means, sums = self._alone(leaves, rest, rows, given, mask)
+                means, sums = self._beside(leaves, rest, rows, given, mask, compiled)
         else:
             means, sums = self(leaves, rest, rows, given, mask, compiled)
         grads = torch.autograd.grad(means.sum(), list(leaves.values()), allow_unused=True)
@@ -135,18 +139,29 @@ class MappedLoss:
     def _alone(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
         """Return what the map over models gives for a stack of one, without a map: a loss may draw random numbers here,
         such as one view of a mini-batch, which a map refuses."""
+        mean, total = self._of_one(*self._of_first(params, rest, rows, given, mask))
+        return mean[None], total[None]
+
+    def _beside(
+        self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None, compiled: bool
+    ) -> Any:
+        """Return the same for a model that trains side by side with others, as tensor cores take it."""
+        mine, others, seen, told, only = self._of_first(params, rest, rows, given, mask)
+        mine, seen = halved(self.model, mine), [as_tensor_cores_take_it(row) for row in seen]
+        run = self._way(self._of_one, seen, told, only, compiled)
+        if run == self._of_one:
+            with CountingTogether(others[name] for name in self._counts) as counts:
+                mean, total = run(mine, others, seen, told, only)
+            counts.add()
+        else:  # a compiler adds up the batches within its own kernels
+            mean, total = run(mine, others, seen, told, only)
+        return mean[None], total[None]
+
+    def _of_first(self, params: Tensors, rest: Tensors, rows: list[Tensor], given: Any, mask: Tensor | None) -> Any:
+        """Return the tensors of the only model of a stack: parameters, others, rows, what the loss is given, mask."""
         mine, others = ({name: t.squeeze(0) for name, t in part.items()} for part in (params, rest))
         told = map_given(given, self._dims, lambda t: t.squeeze(0))
-        only = None if mask is None else mask.squeeze(0)
-        seen = [row.squeeze(0) for row in rows]
-        if self.apart:
-            mine, seen = halved(self.model, mine), [as_tensor_cores_take_it(row) for row in seen]
-            with CountingTogether(others[name] for name in self._counts) as counts:
-                mean, total = self._of_one(mine, others, seen, told, only)
-            counts.add()
-        else:
-            mean, total = self._of_one(mine, others, seen, told, only)
-        return mean[None], total[None]
+        return mine, others, [row.squeeze(0) for row in rows], told, None if mask is None else mask.squeeze(0)
 
     @property
     def convolves(self) -> bool:
@@ -237,15 +252,15 @@ each_run(compiled_losses.clear)
 def mapped_loss(job: Job, given_dims: Any, compile: bool, several: bool, apart: bool = False) -> MappedLoss:
     """Return the job's loss for a stack. A compiled one is that of an earlier job with a loss that does the same."""
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in job.model.modules())  # hooks come and go
-    if not compile or hooked or apart:
+    if not compile or hooked:
         return MappedLoss(job, given_dims, False, several, apart)
     scored = isinstance(job.option("until"), Running)
     how = given_dims, job.option("separable", True), job.option("norms", "batch"), scored, halves()
-    known = compiled_losses.setdefault(repr((job.structure, how, several)), [])
+    known = compiled_losses.setdefault(repr((job.structure, how, several, apart)), [])
     for mapped in known:
         if same_function(mapped.loss, job.loss):
             return mapped
-    known.append(MappedLoss(job, given_dims, True, several))
+    known.append(MappedLoss(job, given_dims, True, several, apart))
     return known[-1]
 
 

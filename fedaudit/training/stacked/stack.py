@@ -312,6 +312,18 @@ def last_batches(jobs: Sequence[Job]) -> set[int]:
     return found - {0} if len(found) == 1 else set()
 
 
+def compiled_sizes(jobs: Sequence[Job], apart: bool) -> set[int]:
+    """Return the sizes of the batches whose steps are compiled, where steps are compiled.
+
+    Models side by side share what was compiled. Each that has less than a batch of records would need a step of its own
+    size, so their steps are not.
+    """
+    usual = max(job.batch for job in jobs)
+    if apart and usual < jobs[0].option("batch"):
+        return set()
+    return {usual, *last_batches(jobs)}
+
+
 class _Fitting:
     def __init__(self, jobs: Sequence[Job], compile: bool, by_size: bool = False, apart: bool = False):
         order = sorted(range(len(jobs)), key=lambda i: -jobs[i].planned)  # the job that ends first stands last
@@ -334,8 +346,10 @@ class _Fitting:
         compile = (compile or compiles()) and stackable.on_gpu(first.rows)
         self.mapped = mapped_loss(first, self.stack.given_dims, compile, len(jobs) > 1, apart)
         self.usual = max(job.batch for job in self.jobs)
-        self.compiled_sizes = {self.usual, *last_batches(self.jobs)}
+        self.compiled_sizes = compiled_sizes(self.jobs, apart)
         self.compiled_stacks = {len(jobs)}  # of so many models
+        if self.mapped.compiles and not self.compiled_sizes:
+            fall_back("not compiled: deep networks of clients with less than a batch of records")
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.kept, self.in_place = self._place(compile), True
         self.recordings: dict[Form, Recorded] = self._recordings()
