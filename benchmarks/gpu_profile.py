@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
+from unittest import mock
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
@@ -431,6 +432,97 @@ def condense(bench: Profile) -> None:
     torch.use_deterministic_algorithms(False)
 
 
+# --- several seeds as one stack ---------------------------------------------------------------------------------------
+
+
+def seeds(bench: Profile) -> None:
+    """FedFree's row, one seed and three as one stack: a step of ten and of thirty networks, the kernels of one, and in
+    which functions a round's time goes."""
+    for count in (1, 3):
+        bench.save(**{f"{10 * count} networks": _step(bench, 10 * count)})
+    for count in (1, 3):
+        bench.save(**{f"{count} seeds": _round_of_seeds(bench, count)})
+
+
+def _step(bench: Profile, count: int) -> dict[str, Any]:
+    """Return the milliseconds of a compiled step of so many of FedFree's networks in batches of 10, and its kernels."""
+    from fedaudit import ce, sgd
+    from fedaudit.training.cuda_graphs import conditions
+    from fedaudit.training.models import build
+    from fedaudit.training.stacked.stack import Job, fit_together
+
+    device, short, long = torch.device(bench.device), *((10, 20) if bench.tiny else (100, 500))
+    arch, shape = ("cnn@0.1", (1, 8, 8)) if bench.tiny else ("fedfree_cnn", (3, 32, 32))
+
+    def train(steps: int) -> float:
+        jobs = []
+        for i in range(count):
+            model = build(arch, shape=shape, classes=10).to(device)
+            rows = torch.randn(1000, *shape, device=device), torch.randint(10, (1000,), device=device)
+            options = {"opt": sgd(0.01), "batch": 10, "steps": steps}
+            jobs.append(Job(model, ce, rows, torch.Generator(device).manual_seed(i), options))
+        bench.sync()
+        begun = time.perf_counter()
+        fit_together(jobs)
+        bench.sync()
+        return time.perf_counter() - begun
+
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    with conditions("compiled", stacked=True):
+        first = train(long)
+        took = {steps: min(train(steps) for _ in range(3)) for steps in (short, long)}
+        kinds = torch.profiler.ProfilerActivity
+        with torch.profiler.profile(activities=[kinds.CUDA if bench.device != "cpu" else kinds.CPU]) as seen:
+            train(short)
+    torch.use_deterministic_algorithms(False)
+    of = "self_device_time_total" if bench.device != "cpu" else "self_cpu_time_total"
+    rows = sorted(seen.key_averages(), key=lambda row: -getattr(row, of))
+    return {
+        "first_s": round(first, 2),
+        "step_ms": round((took[long] - took[short]) / (long - short) * 1000, 4),
+        "beside_steps_ms": round((took[short] - (took[long] - took[short]) / (long - short) * short) * 1000, 1),
+        "kernels_ms": round(sum(getattr(row, of) for row in rows) / 1000 / short, 4),
+        "longest": [[r.key[:120], round(getattr(r, of) / 1000 / short, 4), r.count / short] for r in rows[:40]],
+    }
+
+
+def _round_of_seeds(bench: Profile, count: int) -> dict[str, Any]:
+    """Return the seconds of each round of so many seeds, and in which functions the later rounds' time went."""
+    import tempfile
+
+    from stack_samples import StackSamples
+
+    from fedaudit.runtime import runner
+    from fedaudit.runtime.seeds_together import run_seeds
+    from fedaudit.setting import Setting
+
+    values: dict[str, Any] = {"method": "fedfree", "preset": "cifar10", "dataset": "cifar10", "model": "fedfree_cnn"}
+    values |= {"clients": 10, "partition": "classes:2", "validation": 0.0, "aux": 0.0, "keep_weights": 1}
+    values |= {"rounds": 5, "eval_every": 5, "eval_clients": False, "device": bench.device, "precision": "tf32"}
+    if bench.tiny:
+        values |= {"dataset": "digits", "preset": None, "model": "cnn", "set": {"E": 1, "B": 32}, "rounds": 3}
+    samples, folder = StackSamples(), Path(tempfile.mkdtemp(prefix="profile-"))
+    watching, real = samples.watching(), runner._one_round
+
+    def one_round(run: Any, t: int) -> None:
+        nonlocal begun
+        if t == 2 and not begun:  # the first round compiles
+            begun = True
+            watching.__enter__()
+        real(run, t)
+
+    begun = False
+    with mock.patch.object(runner, "_one_round", one_round):
+        setting = Setting.make(**values, **COMPILED)
+        records = run_seeds(setting, range(count), out=[folder / str(seed) for seed in range(count)])
+    if begun:
+        watching.__exit__(None, None, None)
+    each = [[round(r.wall_s, 3) for r in record.rounds] for record in records]
+    return {"rounds_s": each, "sampled_s": round(samples.seconds, 2), "samples": samples.table()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
@@ -444,7 +536,7 @@ def main() -> None:
         bench.name, bench.figures = name, {}
         bench.save(torch=torch.__version__, seconds_left=round(bench.left(), 1))
         try:
-            {"ways": ways, "condense": condense}.get(name, LINES.get(name))(bench)
+            {"ways": ways, "condense": condense, "seeds": seeds}.get(name, LINES.get(name))(bench)
         except Exception as e:  # noqa: BLE001 (a line that fails must not cost the others)
             traceback.print_exc()
             bench.save(failed=f"{type(e).__name__}: {e}".splitlines()[0])

@@ -383,7 +383,12 @@ def fedzge_row(bench: Bench) -> None:
     tf32, bf16 = {"precision": "tf32"}, {"precision": "bf16"}
     bench.floor("resnet18", (3, 32, 32), 50_000 * 10)
     bench.variants(
-        {"serial": SERIAL | tf32, "stacked_tf32": STACKED | tf32, "stacked_bf16": STACKED | bf16},
+        {
+            "serial": SERIAL | tf32,
+            "stacked_tf32": STACKED | tf32,
+            "stacked_bf16": STACKED | bf16,
+            "stacked_bf16_compiled": COMPILED | bf16,
+        },
         rounds=2, method="fedavg", set={"E": 1 if bench.tiny else 10, "B": 256, "eta": 0.01, "opt": "adam"},
         dataset="cifar10", clients=3 if bench.tiny else 10, partition="dirichlet:1",
         model="cnn_bn" if bench.tiny else "resnet18",
