@@ -76,6 +76,16 @@ def test_a_line_says_whether_its_steps_were_compiled(speed: Any, compiles: bool,
     assert ways == (["recorded", "compiled"] if compiles else ["compiled", "recorded"])
 
 
+@pytest.mark.parametrize(("whole", "rounds"), [(True, 20), (False, 8)])
+def test_only_whole_runs_of_fedaf_have_all_rounds(speed: Any, whole: bool, rounds: int, tmp_path: Path) -> None:
+    bench = speed.Bench(tmp_path, "cpu", tiny=False, seconds=60, whole=whole)
+    asked: list[int] = []
+    bench.variants = lambda ways, rounds, **setting: asked.append(rounds)
+    speed.fedaf(bench)
+    speed.fedaf_cifar10(bench)
+    assert asked == [rounds, rounds]
+
+
 def test_seconds_of_server_and_clients_are_told_round_by_round(speed: Any, tmp_path: Path) -> None:
     bench = speed.Bench(tmp_path, "cpu", True, 60)
     setting = {"method": "fedavg", "set": {"E": 1, "B": 64}, "clients": 2, "model": "cnn", **speed.SERIAL}
