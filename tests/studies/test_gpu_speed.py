@@ -68,9 +68,11 @@ def test_a_line_says_whether_its_steps_were_compiled(speed: Any, compiles: bool,
 
     monkeypatch.setattr("fedaudit.runtime.seeds_together.run_seeds", run_seeds)
     bench = speed.Bench(tmp_path, "cpu", tiny=True, seconds=60)
-    monkeypatch.setattr(bench, "floor", lambda *of: {"tf32": 0.1})
+    trained: list[int] = []
+    monkeypatch.setattr(bench, "floor", lambda arch, shape, rows: trained.append(rows) or {"tf32": 0.1})
     bench.name = "line"
     speed.seeds_together(bench)
+    assert trained == [5 * 37_500], "five epochs; a quarter of the records is held out"
     ways = [bench.figures[way]["step"] for way in ("one_seed", "three_seeds")]
     assert begun == [1, 3]
     assert ways == (["recorded", "compiled"] if compiles else ["compiled", "recorded"])

@@ -91,8 +91,14 @@ GOALS = [
 # What was aimed at in seconds: in words, how many, the line, which figure, and which ways.
 SECONDS = [
     ("FedFree's Table 1 row on CIFAR-10, one seed, a round", 2, "seeds_together", "s", ("one_seed",)),
-    ("FedAF on Fashion-MNIST, 20 rounds", 240, "fedaf", "run_s", ("stacked_tf32_compiled",)),
-    ("FedAF on CIFAR-10, `sigma_x = 0.402`, 20 rounds", 240, "fedaf_cifar10", "run_s", ("stacked_bf16_compiled",)),
+    ("FedAF on Fashion-MNIST, 20 rounds (7e6f52ec)", 240, "whole/fedaf", "run_s", ("stacked_tf32_compiled",)),
+    (
+        "FedAF on CIFAR-10, `sigma_x = 0.402`, 20 rounds (7e6f52ec)",
+        240,
+        "whole/fedaf_cifar10",
+        "run_s",
+        ("stacked_bf16_compiled",),
+    ),
 ]
 
 
