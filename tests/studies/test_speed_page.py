@@ -645,6 +645,14 @@ def test_what_it_says_of_the_numbers_of_resnets_holds() -> None:
         assert same[f"{name}_same_fields"]
         assert not same[f"{name}_notes"]
     assert same["resnet18_farthest_float64_by_round"] == {"1": 0.0, "2": 0.0}, "the same numbers"
+    compiled, nudged = same["resnet18_compiled_farthest_float64_by_round"], grown["farthest_by_round"]["fedavg_nudged"]
+    assert not same["resnet18_compiled_compile_notes"]
+    assert same["resnet18_compiled_same_fields"]
+    told = f"Compiled ones lie {compiled['1']:.1e} from serial ones after one round, and {compiled['2']:.2f} after two."
+    assert told in text
+    told = f"relative 1e-15 a serial run ends {nudged['1']:.1e} and {nudged['2']:.2f} from one whose pixels are not"
+    assert told in text
+    assert all(compiled[t] < 3 * nudged[t] for t in "12"), "what any rounding grows to"
     frozen = same["dffke_resnet18_farthest_float64_by_round"]
     assert f"lies at most {frozen['1']:.1e} from the serial engine's after one round" in text
     mapped = grown["farthest_by_round"]["mapped"]
