@@ -8,6 +8,7 @@ compared, so that the ratio says nothing of the machine's own speed.
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from typing import Any
 
@@ -17,7 +18,7 @@ from gpu_resnets import in_products
 from test_shadows import jobs
 from torch import nn
 
-from fedaudit.training.cuda_graphs import conditions
+from fedaudit.training.cuda_graphs import conditions, unrecorded
 from fedaudit.training.models import build
 from fedaudit.training.stacked.stack import fit_together
 
@@ -30,12 +31,18 @@ def timed(function: Any) -> float:
     return time.perf_counter() - begun
 
 
+def work(steps: int) -> list[Any]:
+    return jobs("resnet18_cifar", count=10, shape=(3, 32, 32), n=512, batch=64, steps=steps, device="cuda")
+
+
+def norms_apart(these: list[Any], those: list[Any]) -> float:
+    """Return by how much the sum of the norms of a model's parameters differs at most, as a share of it."""
+    one, other = ([float(sum(p.norm() for p in job.model.parameters())) for job in part] for part in (these, those))
+    return max(abs(a / b - 1) for a, b in zip(one, other, strict=True))
+
+
 def compare(bf16: bool) -> dict[str, float]:
     """Return the seconds of both ways, without what only a first training has, and how far the models end apart."""
-
-    def work(steps: int) -> list[Any]:
-        return jobs("resnet18_cifar", count=10, shape=(3, 32, 32), n=512, batch=64, steps=steps, device="cuda")
-
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     with conditions("eager", bf16=bf16):
         for job in work(4)[:1]:
@@ -46,8 +53,7 @@ def compare(bf16: bool) -> dict[str, float]:
         fit_together(work(40))
         together = work(40)
         together_s = timed(lambda: fit_together(together))
-    norms = [float(sum(p.norm() for p in job.model.parameters())) for job in (*alone, *together)]
-    apart = max(abs(a / b - 1) for a, b in zip(norms[:10], norms[10:], strict=True))
+    apart = norms_apart(alone, together)
     return {"alone_s": alone_s, "together_s": together_s, "times": alone_s / together_s, "norms_apart": apart}
 
 
@@ -58,6 +64,32 @@ def test_ten_resnets_together_are_so_many_times_as_fast(benchmark: Any, precisio
     benchmark.extra_info |= found
     assert found["norms_apart"] < 0.05, "the same training, or the times mean nothing"
     assert found["times"] >= least
+
+
+def compare_compiled() -> dict[str, float]:
+    """Return the seconds of ten models side by side in bf16, recorded as they are and compiled, without first times."""
+    torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
+    spent, ended = {}, {}
+    for stepping in ("recorded", "compiled"):
+        with conditions(stepping, bf16=True, stacked=True):
+            fit_together(work(40))
+            ended[stepping] = work(40)
+            spent[stepping] = timed(functools.partial(fit_together, ended[stepping]))
+    seconds = {f"{stepping}_s": s for stepping, s in spent.items()}
+    return seconds | {
+        "times": spent["recorded"] / spent["compiled"],
+        "norms_apart": norms_apart(ended["recorded"], ended["compiled"]),
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_compiled_resnets_side_by_side_are_no_slower(benchmark: Any) -> None:
+    """A step of them takes a ninth less in batches of 100 (docs/results/speed.md)."""
+    found = benchmark.pedantic(compare_compiled, rounds=1)
+    benchmark.extra_info |= found
+    assert not unrecorded, "else nothing was compiled"
+    assert found["norms_apart"] < 0.05, "the same training, or the times mean nothing"
+    assert found["times"] >= 1
 
 
 def test_a_network_in_products_is_the_network() -> None:
