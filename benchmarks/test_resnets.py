@@ -68,6 +68,7 @@ def test_ten_resnets_together_are_so_many_times_as_fast(benchmark: Any, precisio
 
 def compare_compiled() -> dict[str, float]:
     """Return the seconds of ten models side by side in bf16, recorded as they are and compiled, without first times."""
+    unrecorded.clear()
     torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = True
     spent, ended = {}, {}
     for stepping in ("recorded", "compiled"):

@@ -298,8 +298,61 @@ def test_models_of_clients_with_few_records_are_not_compiled(apart: list[int], t
         fit_together(compiled)
     fit_together(plain)
     assert len(traced) == 1, "of the client with batches of 4"
-    assert list(cuda_graphs.unrecorded) == ["not compiled: deep networks of clients with less than a batch of records"]
+    assert list(cuda_graphs.unrecorded) == ["not compiled: networks side by side with less than a batch of records"]
     assert distance(compiled, plain) < 1e-10
+
+
+def test_last_batches_are_not_compiled_beside_others(
+    apart: list[int], traced: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients have last batches of many sizes, also where a stack would have them compiled."""
+    monkeypatch.setattr(stack, "LASTING", 1)
+    jobs = make("cnn_bn@0.25", [6, 7, 10], epochs=4)
+    assert [stack.last_batches([job]) for job in jobs] == [{2}, {3}, {2}]
+    with cuda_graphs.conditions("compiled"):
+        fit_together(jobs)
+    assert len(traced) == 1
+
+
+def hooked(layer: Any, given: Any, out: Tensor) -> Tensor:
+    return 2 * out
+
+
+def test_what_is_done_to_a_model_later_is_no_part_of_other_trainings(apart: list[int], traced: list[Any]) -> None:
+    """What was compiled is used again for models of the same structure, whatever became of the first one's model."""
+    counts = [8, 12]
+    earlier, compiled, plain = (make("cnn_bn@0.25", counts, epochs=3) for _ in range(3))
+    with cuda_graphs.conditions("compiled"):
+        fit_together(earlier)
+        first = earlier[0].model
+        first.register_forward_hook(hooked)
+        for m in first.modules():
+            if isinstance(m, nn.BatchNorm2d):
+                m.eps = 1.0
+        first.train()
+        fit_together(compiled)
+    fit_together(plain)
+    assert len(traced) == 1
+    assert first.training
+    assert distance(compiled, plain) < 1e-10
+
+
+def test_each_model_keeps_its_mode(apart: list[int], traced: list[Any]) -> None:
+    jobs = make("cnn_bn@0.25", [8, 12, 16])
+    jobs[1].model.train()
+    with cuda_graphs.conditions("compiled"):
+        fit_together(jobs)
+    assert [job.model.training for job in jobs] == [False, True, False]
+
+
+def test_a_step_that_is_not_compiled_is_not_replayed_as_one_that_is(
+    apart: list[int], traced: list[Any], replays: list[int]
+) -> None:
+    """Clients with six records and batches of eight are not compiled; with batches of six they are."""
+    for batch, compilers, recordings in ((8, 0, 2), (6, 1, 4)):
+        with cuda_graphs.conditions("compiled"):
+            fit_together(make("cnn_bn@0.25", [6, 6], epochs=4, batch=batch))
+        assert (len(traced), len(replays)) == (compilers, recordings)
 
 
 def test_a_model_that_is_looked_at_leaves_the_others_in_training(apart: list[int], traced: list[Any]) -> None:
@@ -337,7 +390,9 @@ def test_a_model_beside_others_has_torchs_own_layers(monkeypatch: pytest.MonkeyP
             assert mapped.apart
             assert mapped.compiles is compile
             assert not mapped.convolves, "there is nothing to choose"
-            assert mapped.model is job.model
+            assert (mapped.model is job.model) is not compile, "what is compiled serves others too"
+            kinds = [[type(layer) for layer in model.modules()] for model in (mapped.model, job.model)]
+            assert kinds[0] == kinds[1]
             assert not mapped_loss.mapped_loss(job, {}, compile, several=False).apart, "alone it is another one"
 
 

@@ -62,8 +62,11 @@ def fetches(jobs: Sequence[Job]) -> bool:
     return len(jobs) == 1 and sum(row.nbytes for row in jobs[0].rows) >= LARGE
 
 
-def form_of(jobs: Sequence[Job], stack: Stack, compile: bool, apart: bool = False) -> StepForm | None:
-    """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells."""
+def form_of(jobs: Sequence[Job], stack: Stack, compiled: Sequence[int] | None, apart: bool = False) -> StepForm | None:
+    """Return the form of the jobs' steps, or None if they are not kept: a hook may read what no argument tells.
+
+    `compiled` are the sizes of batches whose steps are compiled; None where nothing is.
+    """
     first = jobs[0]
     if any(getattr(layer, kind) for layer in first.model.modules() for kind in HOOKS):
         return None
@@ -77,7 +80,7 @@ def form_of(jobs: Sequence[Job], stack: Stack, compile: bool, apart: bool = Fals
     stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
     given = form_of_given(stack.given)
     where = device, stream, fetches(jobs)
-    return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compile, apart, kernels, strict, where))
+    return StepForm(first.loss, (first.structure, len(jobs), rows, how, given, compiled, apart, kernels, strict, where))
 
 
 @dataclass(eq=False)

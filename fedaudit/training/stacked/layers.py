@@ -35,7 +35,7 @@ from fedaudit.training.stacked.convolution_products import _framed
 NARROW = 4  # a convolution of at most so many input channels is done as a product
 FEW = 32  # with a wide kernel, one of at most so many is too
 WIDE = 25  # pixels of a wide kernel
-EIGHT = 8  # divides the rows and columns of products for which GPUs have fast kernels
+EIGHT = 8  # divides the rows of products for which GPUs have fast kernels
 M = TypeVar("M", bound=nn.Module)
 
 

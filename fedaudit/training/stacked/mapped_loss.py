@@ -19,6 +19,7 @@ from fedaudit.training.fit import (
     check_value,
     running_score,
 )
+from fedaudit.training.model_copies import copied
 from fedaudit.training.stacked import stackable
 from fedaudit.training.stacked.convolution_products import instead_of
 from fedaudit.training.stacked.given import form_of_given, map_given
@@ -59,6 +60,8 @@ class MappedLoss:
             self.model = quicker(self.model, apart=slow, compiled=compile)
         if compile and halves() is not None and not apart:  # elsewhere hooks do it (`Functional`), without a copy
             self.model = in_full(self.model)
+        if compile and self.model is job.model:  # others use it too, and this one's owner may change it meanwhile
+            self.model = copied(self.model)
         self._caller = Caller(self.model)
         self._places = places(self._caller)
         self._counts = counts_of(self.model) if apart else []

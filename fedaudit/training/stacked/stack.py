@@ -292,6 +292,8 @@ def _side_by_side(jobs: Sequence[Job]) -> list[Fitted]:
         ended = len(fittings) == len(jobs) and all(fitting.through for fitting in fittings)
         for fitting in fittings:
             fitting.close(ended)
+    if any(fitting.mapped.compiles and not fitting.compiled_sizes for fitting in fittings):
+        fall_back("not compiled: networks side by side with less than a batch of records")
     return [fitting.result()[0] for fitting in fittings]
 
 
@@ -315,12 +317,12 @@ def last_batches(jobs: Sequence[Job]) -> set[int]:
 def compiled_sizes(jobs: Sequence[Job], apart: bool) -> set[int]:
     """Return the sizes of the batches whose steps are compiled, where steps are compiled.
 
-    Models side by side share what was compiled. Each that has less than a batch of records would need a step of its own
-    size, so their steps are not.
+    Models side by side share what was compiled, for whole batches alone: clients have last batches of many sizes, and a
+    client with less than a batch of records has a size of its own.
     """
     usual = max(job.batch for job in jobs)
-    if apart and usual < jobs[0].option("batch"):
-        return set()
+    if apart:
+        return {usual} & {jobs[0].option("batch")}
     return {usual, *last_batches(jobs)}
 
 
@@ -348,8 +350,6 @@ class _Fitting:
         self.usual = max(job.batch for job in self.jobs)
         self.compiled_sizes = compiled_sizes(self.jobs, apart)
         self.compiled_stacks = {len(jobs)}  # of so many models
-        if self.mapped.compiles and not self.compiled_sizes:
-            fall_back("not compiled: deep networks of clients with less than a batch of records")
         self.records = not how.together and recordable(first.model, self.device, self.jobs[0].planned)
         self.kept, self.in_place = self._place(compile), True
         self.recordings: dict[Form, Recorded] = self._recordings()
@@ -371,7 +371,8 @@ class _Fitting:
         """Put the stack and all rows into memory, where possible into that of kept steps, which are returned."""
         rows = [[job.rows[i] for job in self.jobs] for i in range(len(self.jobs[0].rows))]
         self.fetches = self.records and kept_steps.fetches(self.jobs)
-        form = kept_steps.form_of(self.jobs, self.stack, compile, self.mapped.apart) if self.records else None
+        sizes = sorted(self.compiled_sizes) if compile else None
+        form = kept_steps.form_of(self.jobs, self.stack, sizes, self.mapped.apart) if self.records else None
         found = None if form is None else kept_steps.taken(form, sum(map(len, rows[0])))
         if found is not None:
             found.refill(self.stack, [] if self.fetches else rows)
