@@ -70,7 +70,9 @@ def main() -> None:
             ("mapped", serial, mapped), ("side_by_side", serial, apart), ("fedavg_nudged", alone, nudged)
         )
     }  # fmt: skip
-    Path(sys.argv[1]).write_text(json.dumps({"how": __doc__, "farthest_by_round": found}, indent=1) + "\n")
+    Path(sys.argv[1]).write_text(
+        json.dumps({"how": __doc__, "torch": torch.__version__, "farthest_by_round": found}, indent=1) + "\n"
+    )
 
 
 if __name__ == "__main__":
