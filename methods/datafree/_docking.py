@@ -30,7 +30,8 @@ class Docking(nn.Module):
 
     def forward(self, e: Tensor, k: Tensor) -> Tensor:
         own = F.one_hot(k, len(self.weight)).to(e.dtype)
-        return self.head(torch.einsum("bk,bi,kih->bh", own, e, self.weight) + own @ self.bias)
+        placed = (own[:, :, None] * e[:, None]).flatten(1)  # in the place of its client, with zeros in all others
+        return self.head(placed @ self.weight.flatten(0, 1) + own @ self.bias)
 
     def layer(self, position: int, width: int) -> State:
         return State({"weight": self.weight.detach()[position, :width].T, "bias": self.bias.detach()[position]})

@@ -44,6 +44,14 @@ def docking():
     return model
 
 
+def test_the_gradient_of_docking_layers_lies_as_they_do():
+    """An optimiser would copy it otherwise, in each of tens of thousands of steps."""
+    model = Docking([nn.Linear(6, 5), nn.Linear(4, 5), nn.Linear(6, 5)], classes=2)
+    loss = model(torch.randn(8, 6), torch.tensor([0, 1, 2, 0, 1, 2, 0, 1])).square().sum()
+    (grad,) = torch.autograd.grad(loss, model.weight)
+    assert grad.stride() == model.weight.stride()
+
+
 def test_unification_by_hand():
     """Eqs. 10-11. e = ln 2 at client 0: z = (2 ln 2, ln 2 + 1), and with label 0 the cross-entropy is
     ln(1 + exp(ln 2 + 1 - 2 ln 2)) = ln(1 + e / 2). e = (ln 3, 0) at client 1: z = (0, ln 3), label 1: ln(1 + 1/3)."""
