@@ -264,16 +264,19 @@ def halved_jobs(arch: str, counts: list[int], **options: Any) -> list[stack.Job]
 def test_models_side_by_side_are_compiled_once_for_all(bf16: bool, apart: list[int], traced: list[Any]) -> None:
     """Each ends as it would if nothing were compiled, with the batches that its norms counted."""
     kind = halved_jobs if bf16 else make
-    compiled, plain, before = (kind("cnn_bn@0.25", [8, 12, 16], epochs=3) for _ in range(3))
+    compiled, plain, before, exact = (kind("cnn_bn@0.25", [8, 12, 16], epochs=3) for _ in range(4))
     with cuda_graphs.conditions("compiled", bf16=bf16):
         fit_together(compiled)
     with cuda_graphs.conditions("eager", bf16=bf16):
         fit_together(plain)
-    assert apart == [3, 3]
+    fit_together(exact)
+    assert apart == [3, 3, 3]
     assert len(traced) == 1
     assert not cuda_graphs.unrecorded, "it was not refused"
     assert distance(plain, before) > 1e-2
-    assert distance(compiled, plain) < (1e-3 if bf16 else 1e-10)
+    assert distance(compiled, plain) < (0.4 * distance(exact, plain) if bf16 else 1e-10), (
+        "some processors sum otherwise"
+    )
     for a, b in zip(compiled, plain, strict=True):
         for (name, t), other in zip(a.model.named_buffers(), b.model.buffers(), strict=True):
             if name.endswith("num_batches_tracked"):
