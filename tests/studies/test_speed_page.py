@@ -63,6 +63,14 @@ def test_its_first_paragraph_holds() -> None:
     assert f"three seeds as one stack take {three:.1f} times the time of one instead of 1.5" in text
     assert {seeds[way]["step"] for way in ("one_seed", "three_seeds")} == {"compiled"}
     guide = " ".join((RESULTS.parent / "guide" / "howto.md").read_text().split())
+    plain, rounded, compiled = (
+        fedavg[name]["round_s"] for name in ("stacked", "stacked_tf32", "stacked_tf32_compiled")
+    )
+    told = (
+        f"takes {plain:.2f} s as it is, {rounded:.2f} s in TF32, and {compiled:.2f} s if its steps are compiled besides"
+    )
+    assert told in guide
+    assert f"Its first round took {fedavg['stacked_tf32_compiled']['first_round_s']:.1f} s then" in guide
     faster = f"{seeds['three_seeds']['times']:.1f} times as fast as one after another."
     assert f"On a GPU three seeds of ten small networks took {three:.1f} times the time of one, {faster}" in guide
     dffke = json.loads((KEPT / "profile" / "dffke_cifar10_waits.json").read_text())
