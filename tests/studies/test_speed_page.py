@@ -889,3 +889,39 @@ def test_what_it_says_of_dffke_with_stock_resnets() -> None:
     kernels, whole = ten["kernels_of_ten_resnet18"], ten["kernels_ms_one_after_the_other"]
     said = f"the {kernels:,} kernels of ten would take {whole:.1f} ms, {ten['batch_norms_ms']:.1f} of them batch norms"
     assert said in flat
+
+
+def test_the_picture_has_every_way_of_its_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for shadows that train together in eager steps, and for lines without a way one after the other."""
+    picture = script("speed_picture")
+    found = picture.points()
+    ways = {"dffke_second", "seeds_together", "equality"}  # lines that the picture leaves out
+    lines = {path.stem for path in KEPT.glob("*.json")} - {*OTHERS} - ways
+    assert set(picture.LINES) == lines
+    for line in lines:
+        figures = json.loads((KEPT / f"{line}.json").read_text())
+        took = {of.get("round_s", of.get("s")) for of in figures.values() if isinstance(of, dict) and "times" in of}
+        took |= {of["round_s"] for of in figures.values() if isinstance(of, dict) and "round_s" in of}
+        took |= {figures["one_by_one_s"]} if line == "shadows" else set()
+        took -= {figures["stacked_eager"]["s"]} if line == "shadows" else set()
+        assert sorted(point.seconds for point in found if point.line == line) == sorted(took)
+        assert "one after the other" in {point.how for point in found if point.line == line}
+    fedavg = {(point.how, point.precision): point.seconds for point in found if point.line == "fedavg"}
+    kept = json.loads((KEPT / "fedavg.json").read_text())
+    assert fedavg["together, compiled", "bf16"] == kept["stacked_bf16_compiled"]["round_s"]
+    assert fedavg["together", "TF32"] == kept["stacked_tf32"]["round_s"]
+    assert fedavg["one after the other", "float32"] == kept["serial"]["round_s"]
+    floors = {(point.line, point.precision): point.seconds for point in picture.least()}
+    assert [floors["fedavg", name] for name in ("float32", "TF32", "bf16")] == list(kept["floor_s"].values())
+    assert floors.keys() == {(point.line, point.precision) for point in found}
+    assert all(floors[point.line, point.precision] < point.seconds for point in found)
+    (axis,) = picture.draw().axes
+    heights = [tick.get_text() for tick in axis.get_yticklabels()]
+    rows = dict(zip(axis.get_yticks(), heights, strict=True))
+    drawn = [(rows[y], line.get_label(), x) for line in axis.get_lines() for x, y in line.get_xydata().tolist()]
+    assert sorted(drawn) == sorted((picture.LINES[p.line], p.how, p.seconds) for p in [*found, *picture.least()])
+    assert axis.get_xscale() == "log"
+    monkeypatch.setattr(picture, "OUT", tmp_path / "a.png")
+    picture.main()
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert (RESULTS / "speed.png").read_bytes().startswith(b"\x89PNG")

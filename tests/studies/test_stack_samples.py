@@ -6,6 +6,7 @@ import importlib
 import queue
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -47,11 +48,12 @@ def test_functions_count_while_they_work_and_not_while_they_wait(sampling: Any, 
             thread.start()
         for begun in ready:
             assert begun.wait(10)
-        while True:  # until the second one has come to its wait
+        for _ in range(1000):  # until the second one has come to its wait
             samples.seen.clear(), samples.leaves.clear()
             samples.take()
             if not any("waits" in name for name in samples.seen):
                 break
+            time.sleep(0.001)
         samples.take()
     finally:
         over.append(1)
