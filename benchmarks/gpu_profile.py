@@ -16,11 +16,12 @@ import functools
 import importlib
 import json
 import sys
+import tempfile
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 from unittest import mock
@@ -29,7 +30,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 import torch  # noqa: E402
-from gpu_speed import COMPILED, LINES, SERIAL, STACKED, Bench  # noqa: E402
+from gpu_speed import COMPILED, LINES, SERIAL, STACKED, Bench, fedfree_row  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 from torch.func import functional_call, vmap  # noqa: E402
 from torch.nn import functional as F  # noqa: E402
@@ -490,35 +491,24 @@ def _step(bench: Profile, count: int) -> dict[str, Any]:
 
 def _round_of_seeds(bench: Profile, count: int) -> dict[str, Any]:
     """Return the seconds of each round of so many seeds, and in which functions the later rounds' time went."""
-    import tempfile
-
     from stack_samples import StackSamples
 
     from fedaudit.runtime import runner
     from fedaudit.runtime.seeds_together import run_seeds
-    from fedaudit.setting import Setting
 
-    values: dict[str, Any] = {"method": "fedfree", "preset": "cifar10", "dataset": "cifar10", "model": "fedfree_cnn"}
-    values |= {"clients": 10, "partition": "classes:2", "validation": 0.0, "aux": 0.0, "keep_weights": 1}
-    values |= {"rounds": 5, "eval_every": 5, "eval_clients": False, "device": bench.device, "precision": "tf32"}
-    if bench.tiny:
-        values |= {"dataset": "digits", "preset": None, "model": "cnn", "set": {"E": 1, "B": 32}, "rounds": 3}
     samples, folder = StackSamples(), Path(tempfile.mkdtemp(prefix="profile-"))
-    watching, real = samples.watching(), runner._one_round
+    real, begun = runner._one_round, False
 
     def one_round(run: Any, t: int) -> None:
         nonlocal begun
         if t == 2 and not begun:  # the first round compiles
             begun = True
-            watching.__enter__()
+            until_the_end.enter_context(samples.watching())
         real(run, t)
 
-    begun = False
-    with mock.patch.object(runner, "_one_round", one_round):
-        setting = Setting.make(**values, **COMPILED)
+    with ExitStack() as until_the_end, mock.patch.object(runner, "_one_round", one_round):
+        setting = fedfree_row(bench, 3 if bench.tiny else 5)
         records = run_seeds(setting, range(count), out=[folder / str(seed) for seed in range(count)])
-    if begun:
-        watching.__exit__(None, None, None)
     each = [[round(r.wall_s, 3) for r in record.rounds] for record in records]
     return {"rounds_s": each, "sampled_s": round(samples.seconds, 2), "samples": samples.table()}
 

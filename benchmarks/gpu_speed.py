@@ -39,6 +39,7 @@ from fedaudit import registry  # noqa: E402
 from fedaudit.methods.condensation._condense import as_the_authors  # noqa: E402
 from fedaudit.runtime.meter import Span, Timing  # noqa: E402
 from fedaudit.runtime.run_record import RunRecord  # noqa: E402
+from fedaudit.setting import Setting  # noqa: E402
 from fedaudit.training.cuda_graphs import unrecorded  # noqa: E402
 from fedaudit.training.device_rates import rates  # noqa: E402
 from fedaudit.training.models import build  # noqa: E402
@@ -295,19 +296,23 @@ def fedfree_cnn(bench: Bench) -> None:
     )  # fmt: skip
 
 
+def fedfree_row(bench: Bench, rounds: int) -> Setting:
+    """Return the setting of FedFree's Table 1 row, compiled and in TF32, for so many rounds."""
+    values: dict[str, Any] = {"method": "fedfree", "preset": "cifar10", "dataset": "cifar10", "model": "fedfree_cnn"}
+    values |= {"clients": 10, "partition": "classes:2", "validation": 0.0, "aux": 0.0, "keep_weights": 1}
+    values |= {"rounds": rounds, "eval_every": rounds, "eval_clients": False}
+    if bench.tiny:
+        values |= {"dataset": "digits", "preset": None, "model": "cnn", "set": {"E": 1, "B": 32}}
+    return Setting.make(**values, device=bench.device, precision="tf32", **COMPILED)
+
+
 @line
 def seeds_together(bench: Bench) -> None:
     """FedFree's Table 1 row: one seed, and three as one stack of 30. Goal: three in 1.5 times the time of one, which is
     twice as fast as one after another."""
     from fedaudit.runtime.seeds_together import run_seeds
-    from fedaudit.setting import Setting
 
-    values: dict[str, Any] = {"method": "fedfree", "preset": "cifar10", "dataset": "cifar10", "model": "fedfree_cnn"}
-    values |= {"clients": 10, "partition": "classes:2", "validation": 0.0, "aux": 0.0, "keep_weights": 1}
-    values |= {"rounds": 6, "eval_every": 6, "eval_clients": False, "device": bench.device, "precision": "tf32"}
-    if bench.tiny:
-        values |= {"dataset": "digits", "preset": None, "model": "cnn", "set": {"E": 1, "B": 32}, "rounds": 2}
-    setting = Setting.make(**values, **COMPILED)
+    setting = fedfree_row(bench, 2 if bench.tiny else 6)
     trained = round(50_000 * (1 - setting.holdout))  # own tests need records that nobody is trained on
     one_s, floor = 0.0, bench.floor("fedfree_cnn", (3, 32, 32), trained * 5)
     for name, seeds in (("one_seed", [0]), ("three_seeds", [0, 1, 2])):

@@ -109,7 +109,7 @@ class RunState:
         """Say at once that steps are carried out in a slower way than was asked for, and what that costs."""
         cost = "A step takes several times as long on small networks"
         if reason.startswith("not compiled"):
-            cost = "A step takes 2 to 3 times as long as compiled"
+            cost = "A step of small networks takes 2 to 3 times as long as compiled, of deep ones up to a sixth longer"
         elif reason == MEMORY_FULL:
             cost = "They are made anew, which takes as long as five steps each. Let fewer runs share the GPU"
         self.watch(max(self.now - 1, 0), self.setting.rounds, f"note: steps not recorded: {reason}. {cost}")

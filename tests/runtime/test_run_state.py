@@ -30,7 +30,7 @@ def test_slower_steps_are_told_with_the_rounds_that_are_behind():
         RunState.tell_slower(run, MEMORY_FULL)
         (first, second, third) = said
         assert first[:2] == second[:2] == third[:2] == (behind, 9)
-        assert "2 to 3 times as long as compiled" in first[2]
+        assert "small networks takes 2 to 3 times as long as compiled, of deep ones up to a sixth longer" in first[2]
         assert "several times" in second[2]
         assert "Let fewer runs share the GPU" in third[2]
 

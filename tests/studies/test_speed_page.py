@@ -7,7 +7,9 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
+import torch
 from pages import RESULTS, STUDIES, script
+from torch.utils.flop_counter import FlopCounterMode
 
 from fedaudit.training.models import build
 
@@ -535,6 +537,20 @@ def test_what_it_says_of_a_gpu_that_one_seed_fills_holds() -> None:
     assert told in text
     assert f"({'`profile/seeds.json`'}, {seeds['commit']}, random pixels, a round of" in text
     assert f"a round of {rounds[0]:.1f} and {rounds[1]:.1f} s)." in text
+
+
+def test_the_floor_of_fedfree_s_row_is_of_the_records_that_are_trained_on() -> None:
+    """Five epochs of 50,000 records but a quarter; the rate is that of the line `fedavg`, measured apart."""
+    counted = json.loads((KEPT / "arithmetic.json").read_text())["fedavg"]["flops"]
+    kept, other = (json.loads((KEPT / f"{line}.json").read_text()) for line in ("seeds_together", "fedavg"))
+    model, x = build("fedfree_cnn", shape=(3, 32, 32), classes=10), torch.zeros(2, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        torch.nn.functional.cross_entropy(model(x), torch.zeros(2, dtype=torch.long)).backward()
+    flops = counter.get_total_flops() / 2 * 5 * 37_500
+    for precision, floor in other["floor_s"].items():
+        assert kept["floor_s"][precision] == pytest.approx(flops / (counted / floor), rel=0.05)
+    assert kept["one_seed"]["floor_s"] == kept["floor_s"]["tf32"]
+    assert kept["three_seeds"]["floor_s"] == pytest.approx(3 * kept["floor_s"]["tf32"])
 
 
 def test_what_it_says_of_a_slow_second_round_holds() -> None:

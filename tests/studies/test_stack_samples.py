@@ -74,11 +74,11 @@ def test_seconds_are_shares_of_the_time_that_was_watched(sampling: Any) -> None:
 
 
 def test_a_block_is_watched_until_it_ends(sampling: Any) -> None:
-    samples = sampling.StackSamples("sampled", every_s=0.001)
+    samples, before = sampling.StackSamples("sampled", every_s=0.001), threading.active_count()
     with samples.watching():
         while not samples.samples:
             pass
-    taken, threads = samples.samples, threading.active_count()
+    taken = samples.samples
+    time.sleep(0.02)  # in which twenty more would be taken
+    assert (samples.samples, threading.active_count()) == (taken, before)
     assert samples.seconds > 0
-
-    assert (taken, threads) == (samples.samples, threading.active_count())

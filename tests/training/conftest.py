@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from fedaudit.training import cuda_graphs
-from fedaudit.training.stacked import kept_steps
+from fedaudit.training.stacked import kept_steps, mapped_loss, stackable
 from fedaudit.training.stacked.stack import _Fitting
 
 
@@ -60,3 +61,22 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     kept_steps.forget()
     yield counts
     kept_steps.forget()
+
+
+@pytest.fixture
+def traced(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have steps compiled as on a GPU: a compiler traces all of a loss, but makes no kernels. Return what it traced.
+
+    With the parameter "eager" it also leaves every operation as it was, for tests that compare bits.
+    """
+    found, backend = list[Any](), getattr(request, "param", "aot_eager")
+
+    def compiler(run: Any) -> Any:
+        found.append(run)
+        return torch.compile(run, dynamic=False, backend=backend, fullgraph=True)
+
+    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
+    monkeypatch.setattr(mapped_loss, "_compile", compiler)
+    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
+    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
+    return found

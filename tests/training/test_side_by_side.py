@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, make, trained
+from jobs import CASES, COUNTS, distance, make, make_single, trained
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -70,10 +70,7 @@ def test_factors_of_16_bits_are_those_of_each_model_alone(apart: list[int], monk
     cast: list[torch.device] = []
     inner = mapped_loss.rounded
     monkeypatch.setattr(mapped_loss, "rounded", lambda device: cast.append(device) or inner(device))
-    together, alone, exact = (make("cnn_bn@0.25", [8, 12]) for _ in range(3))
-    for job in [*together, *alone, *exact]:
-        job.model.float()
-        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
+    together, alone, exact = (make_single("cnn_bn@0.25", [8, 12]) for _ in range(3))
     for job in exact:
         job.alone()
     with cuda_graphs.conditions("eager", bf16=True):
@@ -235,35 +232,10 @@ def test_one_model_is_a_stack_as_ever(apart: list[int]) -> None:
     assert distance(together, alone) < 1e-10
 
 
-@pytest.fixture
-def traced(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Have steps compiled as on a GPU: a compiler traces all of a loss, but makes no kernels. Return what it traced."""
-    found: list[Any] = []
-
-    def compiler(run: Any) -> Any:
-        found.append(run)
-        return torch.compile(run, dynamic=False, backend="aot_eager", fullgraph=True)
-
-    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
-    monkeypatch.setattr(mapped_loss, "_compile", compiler)
-    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
-    cuda_graphs.unrecorded.clear()
-    return found
-
-
-def halved_jobs(arch: str, counts: list[int], **options: Any) -> list[stack.Job]:
-    """Return jobs whose models and rows are in single precision, which 16 bits stand in for."""
-    jobs = make(arch, counts, **options)
-    for job in jobs:
-        job.model.float()
-        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
-    return jobs
-
-
 @pytest.mark.parametrize("bf16", [False, True])
 def test_models_side_by_side_are_compiled_once_for_all(bf16: bool, apart: list[int], traced: list[Any]) -> None:
     """Each ends as it would if nothing were compiled, with the batches that its norms counted."""
-    kind = halved_jobs if bf16 else make
+    kind = make_single if bf16 else make
     compiled, plain, before, exact = (kind("cnn_bn@0.25", [8, 12, 16], epochs=3) for _ in range(4))
     with cuda_graphs.conditions("compiled", bf16=bf16):
         fit_together(compiled)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from jobs import CASES, COUNTS, distance, held_out, make, mirrored, scored, trained, until_fits
+from jobs import CASES, COUNTS, distance, held_out, make, make_single, mirrored, scored, trained, until_fits
 from torch import Tensor, nn
 
 from fedaudit import adam
@@ -317,34 +317,23 @@ def test_what_a_compiler_refused_is_not_tried_again(monkeypatch: pytest.MonkeyPa
     assert list(cuda_graphs.unrecorded) == ["not compiled: RuntimeError: a loss that draws"]
 
 
-def test_networks_with_batch_norms_are_compiled_in_16_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("traced", ["eager"], indirect=True)
+def test_networks_with_batch_norms_are_compiled_in_16_bits(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU; dynamo traces all of it, without making kernels. Batch norms keep their precision: to the bit it is
     what hooks gave, which no compiler takes."""
-    compiled: list[Any] = []
-
-    def traced(run: Any) -> Any:
-        compiled.append(run)
-        return torch.compile(run, dynamic=False, backend="eager", fullgraph=True)
-
-    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
-    monkeypatch.setattr(mapped_loss, "_compile", traced)
-    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
     monkeypatch.setattr(mapped_loss, "quicker", lambda model, **how: model)  # it rounds in other places
-    first, again, hooked, full = ([*make("cnn_bn@0.25", [8, 8], epochs=2)] for _ in range(4))
-    for job in [*first, *again, *hooked, *full]:
-        job.model.float()
-        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
+    first, again, hooked, full = (make_single("cnn_bn@0.25", [8, 8], epochs=2) for _ in range(4))
     with cuda_graphs.conditions("recorded", bf16=True):
         stack.fit_together(first, compile=True)
         stack.fit_together(again, compile=True)
-        assert len(compiled) == 1, "the first one's is used again"
+        assert len(traced) == 1, "the first one's is used again"
         monkeypatch.setattr(mapped_loss, "in_full", lambda model: model)
         stack.fit_together(hooked)
     assert distance(first, again) == 0
     assert distance(first, hooked) == 0
     with cuda_graphs.conditions("recorded"):
         stack.fit_together(full, compile=True)
-    assert len(compiled) == 2, "another precision is another function"
+    assert len(traced) == 2, "another precision is another function"
 
 
 def test_what_is_compiled_in_16_bits_has_the_quicker_layers_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -359,14 +348,9 @@ def test_what_is_compiled_in_16_bits_has_the_quicker_layers_too(monkeypatch: pyt
 
 
 @pytest.mark.long
-def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(traced: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Augmentation draws inside the loss, as FedAF's server does on CIFAR-10. Dynamo traces it as on a GPU, without
     making kernels; the draws and so the models are those of eager training."""
-    compiled = []
-
-    def traced(run: Any) -> Any:
-        compiled.append(run)
-        return torch.compile(run, dynamic=False, backend="eager", fullgraph=True)
 
     def noisy(f: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.cross_entropy(f(x + torch.randn_like(x)), y, reduction="none")
@@ -375,14 +359,10 @@ def test_a_loss_that_draws_is_compiled_for_a_stack_of_one(monkeypatch: pytest.Mo
     torch.manual_seed(3)
     wanted = eager[0].alone()
     monkeypatch.setattr(stack, "compiles", lambda: True)
-    monkeypatch.setattr(stackable, "on_gpu", lambda rows: True)
-    monkeypatch.setattr(mapped_loss, "_compile", traced)
     monkeypatch.setattr(stack, "refused", set())
-    monkeypatch.setattr(mapped_loss, "compiled_losses", {})
-    monkeypatch.setattr(cuda_graphs, "unrecorded", {})
     torch.manual_seed(3)
     found = mine[0].alone()
-    assert len(compiled) == 1
+    assert len(traced) == 1
     assert not cuda_graphs.unrecorded
     assert distance(eager, mine) < 1e-10
     assert found.loss == pytest.approx(wanted.loss, abs=1e-6)

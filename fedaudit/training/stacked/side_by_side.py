@@ -6,8 +6,8 @@ each model is a stack of one, with a stream and recordings of its own: small ker
 nobody waits for another's last batch, which is smaller. Images and weights lie channels last, which tensor cores take
 as they are.
 
-Where steps are compiled, these are too: one function for all models of an architecture, which joins batch norms with
-what is around them.
+Where steps are compiled, these are too: one function of a loss for all models of an architecture. It joins batch norms
+with what is around them.
 
 A few layers of up to 128 channels are as fast in groups, and faster if they are compiled. So only deep networks and
 those with a wide convolution are trained this way, by a rule that asks nothing of the clock: a run gives the same bits

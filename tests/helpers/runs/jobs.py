@@ -63,6 +63,15 @@ def make(arch: str, counts: list[int], each: Any = None, **options: Any) -> list
     return jobs
 
 
+def make_single(arch: str, counts: list[int], **options: Any) -> list[Job]:
+    """Return jobs whose models and rows are in single precision, of which 16 bits are an approximation."""
+    jobs = make(arch, counts, **options)
+    for job in jobs:
+        job.model.float()
+        object.__setattr__(job, "rows", (job.rows[0].float(), job.rows[1]))
+    return jobs
+
+
 def distance(these: list[Job], those: list[Job]) -> float:
     return max(
         float((a - b).abs().max())
