@@ -150,6 +150,28 @@ def test_images_lie_as_tensor_cores_take_them(apart: list[int]) -> None:
     assert set(seen) == {(True, False)}
 
 
+def test_a_loss_is_given_what_it_is_given_alone(apart: list[int]) -> None:
+    """A stack of one has one more dimension; a loss that sums over the first one would notice."""
+    seen: set[tuple[int, ...]] = set()
+
+    def weighted(f: Any, x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        seen.add(tuple(weights.shape))
+        return cross_entropy(f(x) * weights.sum(0), y, reduction="none")
+
+    def jobs() -> list[stack.Job]:
+        torch.manual_seed(0)
+        own = [torch.rand(3, 4, dtype=torch.float64) for _ in range(2)]
+        return make("cnn_bn@0.25", [8, 12], loss=weighted, each=lambda i, m: {"given": {"weights": own[i]}})
+
+    together, alone = jobs(), jobs()
+    fit_together(together)
+    for job in alone:
+        job.alone()
+    assert apart == [2]
+    assert seen == {(3, 4)}
+    assert distance(together, alone) < 1e-10
+
+
 def test_filters_lie_so_in_training(apart: list[int]) -> None:
     """Else tensor cores turn every one of them in every step."""
     seen: set[tuple[bool, bool]] = set()
